@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from freescale.comm.world import virtual_gpus as virtual_gpus_of
 from freescale.errors import ConfigError, DataError
 from freescale.profiling.gpu_rates import measure_gpu
 from freescale.profiling.loop_times import measure_loop
-from freescale.profiling.side_by_side import InARun, measure_side_by_side
+from freescale.profiling.side_by_side import InARun, SideBySide, measure_side_by_side, measure_these
 from freescale.profiling.step_times import StepTimes, measure_steps
 from freescale.recipe import Config
 from freescale.sim import WEIGHTS, Profile, Timing, cost_model_of
@@ -62,7 +63,7 @@ def measure_profile(
             allowed=", ".join(DEVICES),
             next_step="freescale profile --device cpu, or `freescale doctor` to see which devices there are",
         )
-    began, load = time.monotonic(), os.getloadavg()[0]
+    begun = _Begun.now(command)
     if virtual_gpus:
         check_request(virtual_gpus, nproc=1, device=device)
         found = _measure_shared(config, virtual_gpus, seconds, most_samples, say)
@@ -70,6 +71,39 @@ def measure_profile(
         found = _measure_gpu(config, chosen, seconds, most_samples, say)
     else:
         found = _measure_cpu(config, seconds, most_samples, threads, say)
+    return _profile_of(config, found, begun, shared_by=virtual_gpus or 1)
+
+
+def measure_sharing_ranks(
+    config: Config, ranks: Ranks, *, seconds: float, most_samples: int, command: str = ""
+) -> Profile:
+    """The same of ranks that share a GPU and run already; every one of them must call it.
+
+    Args:
+        config: the recipe.
+        ranks: all of them share one GPU.
+        seconds: for the steps.
+        most_samples: samples of the largest batch.
+        command: how this was called, kept in the profile.
+    """
+    begun = _Begun.now(command)
+    found = measure_these(config, ranks, seconds=seconds, most_samples=most_samples)
+    return _profile_of(config, _sharing(found), begun, shared_by=ranks.num_ranks)
+
+
+class _Begun(NamedTuple):
+    """What is known when a profile is begun: by which command, when, and how busy the machine was."""
+
+    command: str
+    at: float
+    load: float
+
+    @classmethod
+    def now(cls, command: str) -> _Begun:
+        return cls(command, time.monotonic(), os.getloadavg()[0])
+
+
+def _profile_of(config: Config, found: _Found, begun: _Begun, *, shared_by: int) -> Profile:
     times, steps = found.times, found.steps
     return Profile(
         device=found.device,
@@ -80,15 +114,15 @@ def measure_profile(
         # In a run of ranks that share a GPU no batch comes twice: what they vary by contains the error of the fit.
         jitter=spread(found.singles, times) if found.singles else repeat_spread(steps.same),
         measured=(*(f"times.{name}" for name in times), "jitter", *(f"rates.{name}" for name in found.rates)),
-        shared_by=virtual_gpus or 1,
+        shared_by=shared_by,
         facts={
-            "command": command,
+            "command": begun.command,
             "date": str(datetime.date.today()),
-            "seconds": round(time.monotonic() - began, 1),
+            "seconds": round(time.monotonic() - begun.at, 1),
             "shapes": len(steps.steps["forward"]),
             "gaps": "host",
             "cores": os.cpu_count(),
-            "load_average": round(load, 2),
+            "load_average": round(begun.load, 2),
             "machine": platform.machine(),
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -197,6 +231,11 @@ def _measure_shared(
             seconds=seconds,
             most_samples=most_samples,
         )
+    return _sharing(found)
+
+
+def _sharing(found: SideBySide) -> _Found:
+    """What ranks that share a GPU have measured, each as slow as it is beside the others."""
     alone, run = _fits(found.steps), found.in_a_run
     rates = {
         "neighbours_slowdown": neighbours_slowdown(alone, run.plain),

@@ -1,8 +1,8 @@
 """Ranks measured side by side: on cores or on one GPU that they share, each as slow as its neighbours make it.
 
 The launcher writes what is to be measured into a folder and starts the ranks; each leaves what it has measured there
-(`python -m freescale.profiling.side_by_side FOLDER`). Steps of all ranks make one fit; host and links are theirs
-together.
+(`python -m freescale.profiling.side_by_side FOLDER`). Ranks that run already measure and tell each other. Steps of all
+ranks make one fit; host and links are theirs together.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
 
 from freescale.balance import MeasuredStep
 from freescale.comm.transports import make_transport
-from freescale.comm.world import as_rank, device_name, join_ranks, launch
+from freescale.comm.world import Ranks, as_rank, device_name, join_ranks, launch
 from freescale.profiling.exchange_times import measure_links
 from freescale.profiling.hiding_cost import measure_hiding
 from freescale.profiling.loop_times import measure_loop
@@ -82,6 +85,20 @@ def measure_side_by_side(
         (folder / "plan.json").write_text(json.dumps({"seconds": seconds, "most_samples": most_samples}))
         launch([name], num_ranks=num_ranks, environment=environment, program=("-m", __name__))
         found = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
+    return _put_together(found)
+
+
+def measure_these(config: Config, ranks: Ranks, *, seconds: float, most_samples: int) -> SideBySide:
+    """The same by ranks that run already; every one of them must call it."""
+    assert ranks.control is not None
+    with tempfile.TemporaryDirectory(prefix="freescale-profile-") as name:
+        mine = _measure(config, ranks, Path(name), seconds=seconds, most_samples=most_samples)
+    texts: list[Any] = [None] * ranks.num_ranks
+    dist.all_gather_object(texts, json.dumps(mine), group=ranks.control)
+    return _put_together([json.loads(text) for text in texts])
+
+
+def _put_together(found: Sequence[Mapping[str, Any]]) -> SideBySide:
     first = found[0]
     kept = ("dense_parameters", "row_bytes", "tables")
     steps = StepTimes(**{name: first[name] for name in kept})
@@ -99,46 +116,52 @@ def measure_side_by_side(
     return SideBySide(first["hardware"], steps, InARun(**in_a_run), lines, first["rates"])
 
 
-def _rank(folder: Path) -> None:
+def _measure(
+    config: Config, ranks: Ranks, folder: Path, *, seconds: float, most_samples: int
+) -> dict[str, Any]:
     """Everybody measures the same at the same time, on batches of its own."""
+    assert ranks.group is not None
+    features = build_features(config, build_source(config))
+    mine = replace(config, run=replace(config.run, seed=config.run.seed + ranks.rank))
+    steps = measure_steps(mine, ranks.device, seconds=seconds, most_samples=most_samples)
+    ranks.barrier()
+    transport = make_transport(ranks.group, device=ranks.device, kind=config.comm.transport)
+    rates = measure_links(transport, ranks.device)
+    if ranks.device.type == "cpu" and ranks.num_ranks == 2:
+        rates |= measure_hiding(ranks.rank, ranks.group)
+    plain, hiding = (
+        measure_loop(config, ranks, most_samples=most_samples, hiding=hides, folder=folder / str(hides))
+        for hides in (False, True)
+    )
+    lines = {
+        f"{name}{ending}": asdict(getattr(loop, name))
+        for name in ("host", "row_work", "exchanges")
+        for ending, loop in (("", plain), ("_hiding", hiding))
+    }
+    in_a_run = InARun(plain.steps, hiding.steps, plain.shortest)
+    return {
+        "hardware": device_name(ranks.device),
+        "steps": steps.steps,
+        "singles": steps.singles,
+        "same": steps.same,
+        "longest": steps.longest,
+        "dense_parameters": steps.dense_parameters,
+        "row_bytes": steps.row_bytes,
+        "tables": steps.tables,
+        # A run counts the tokens and pairs that segments leave and features add; parts measured alone count those
+        # of whole histories.
+        "in_a_run": asdict(in_a_run if sample_work(config, features).is_whole else InARun()),
+        "lines": lines,
+        "rates": rates,
+    }
+
+
+def _rank(folder: Path) -> None:
+    """One of the ranks that were started to be measured."""
     config = load_config(folder / "config.yaml", [])
     plan = json.loads((folder / "plan.json").read_text())
-    most_samples = plan["most_samples"]
     with join_ranks(device=config.run.device) as ranks:
-        assert ranks.group is not None
-        features = build_features(config, build_source(config))
-        mine = replace(config, run=replace(config.run, seed=config.run.seed + ranks.rank))
-        steps = measure_steps(mine, ranks.device, seconds=plan["seconds"], most_samples=most_samples)
-        ranks.barrier()
-        transport = make_transport(ranks.group, device=ranks.device, kind=config.comm.transport)
-        rates = measure_links(transport, ranks.device)
-        if ranks.device.type == "cpu" and ranks.num_ranks == 2:
-            rates |= measure_hiding(ranks.rank, ranks.group)
-        plain, hiding = (
-            measure_loop(config, ranks, most_samples=most_samples, hiding=hides, folder=folder / str(hides))
-            for hides in (False, True)
-        )
-        lines = {
-            f"{name}{ending}": asdict(getattr(loop, name))
-            for name in ("host", "row_work", "exchanges")
-            for ending, loop in (("", plain), ("_hiding", hiding))
-        }
-        in_a_run = InARun(plain.steps, hiding.steps, plain.shortest)
-        found = {
-            "hardware": device_name(ranks.device),
-            "steps": steps.steps,
-            "singles": steps.singles,
-            "same": steps.same,
-            "longest": steps.longest,
-            "dense_parameters": steps.dense_parameters,
-            "row_bytes": steps.row_bytes,
-            "tables": steps.tables,
-            # A run counts the tokens and pairs that segments leave and features add; parts measured alone count those
-            # of whole histories.
-            "in_a_run": asdict(in_a_run if sample_work(config, features).is_whole else InARun()),
-            "lines": lines,
-            "rates": rates,
-        }
+        found = _measure(config, ranks, folder, seconds=plan["seconds"], most_samples=plan["most_samples"])
         (folder / f"rank-{ranks.rank}.json").write_text(json.dumps(found))
         ranks.barrier()
 

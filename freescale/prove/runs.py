@@ -12,6 +12,7 @@ import torch
 
 from freescale.comm.world import Ranks
 from freescale.recipe import build_run, build_source, load_config
+from freescale.trace import account_of as account_of_steps
 from freescale.trace import record_into
 from freescale.train import Progress, run_tensors, take_steps
 
@@ -33,13 +34,8 @@ SMALL = (
 
 
 _LONG_TAILED = (
-    "synthetic.users=600",
     "synthetic.items=2000",
-    "synthetic.mean_length=100",
     "synthetic.sigma=1.2",
-    "synthetic.max_length=1000",
-    "data.max_length=1000",
-    "head.num_negatives=32",
     "model.dropout=0",
     "run.log_every=10",
     "embedding.replicate_below_mb=0",
@@ -47,16 +43,57 @@ _LONG_TAILED = (
     "pipeline.decide_every=null",
 )
 _SIZES = {
-    "cpu": ("model.dim=32", "model.layers=2"),
-    "cuda": ("model.dim=256", "model.layers=4", "model.dtype=bfloat16"),
+    "cpu": (
+        "synthetic.users=600",
+        "synthetic.mean_length=100",
+        "synthetic.max_length=1000",
+        "data.max_length=1000",
+        "head.num_negatives=32",
+        "model.dim=32",
+        "model.layers=2",
+    ),
+    "cuda": (
+        "synthetic.mean_length=1000",
+        "synthetic.max_length=8192",
+        "data.max_length=8192",
+        "head.num_negatives=128",
+        "model.dim=512",
+        "model.heads=4",
+        "model.layers=4",
+        "model.dtype=bfloat16",
+        "embedding.optimizer=rowwise_adagrad",
+    ),
 }
+_SAMPLES_OF_A_CPU = 12
+_BUSY_KNOWN_BY = 24
+"""Steps after which accounts tell the work of a GPU from the gaps in it: by then some were seen kernel by kernel."""
+
 SHARES = ("bubble", "straggler", "comm", "host")
 """Of a step."""
 
 
 def long_tailed(ranks: Ranks) -> tuple[str, ...]:
-    """A small model and long-tailed lengths: without balance, one rank's step can be several times another's."""
-    return (*_LONG_TAILED, f"data.global_batch={12 * ranks.num_ranks}", *_SIZES[ranks.device.type])
+    """A model and long-tailed lengths: without balance, one rank's step can be several times another's.
+
+    On GPUs there is so much to compute that hosts keep ahead of them, or nothing but hosts would be seen; every rank
+    must call this.
+    """
+    batch = samples_of(ranks) * ranks.num_ranks
+    users = (f"synthetic.users={2 * batch}",) if ranks.device.type == "cuda" else ()
+    return (*_LONG_TAILED, *_SIZES[ranks.device.type], *users, f"data.global_batch={batch}")
+
+
+def samples_of(ranks: Ranks) -> int:
+    """Samples of a rank: on GPUs one for each SM that the smallest of them has, of which a shared one has its part."""
+    if ranks.device.type != "cuda":
+        return _SAMPLES_OF_A_CPU
+    sms = torch.cuda.get_device_properties(ranks.device).multi_processor_count
+    return max(8, min(int(each) for each in ranks.gather(torch.tensor([sms]))))
+
+
+def warm_steps(ranks: Ranks, steps: int) -> int:
+    """How many of so many steps do not count: they compile kernels, and on GPUs their gaps are not known yet."""
+    return _BUSY_KNOWN_BY if ranks.device.type == "cuda" else steps // 4
 
 
 @dataclass
@@ -86,7 +123,6 @@ class Trained:
     Args:
         steps: what was said of them; known to rank 0.
         tensors: this rank's part of every tensor, or the whole ones where they were asked for, on the CPU.
-        transport: what moved its rows.
     """
 
     steps: Steps
@@ -129,14 +165,14 @@ def train_shortly(
 
 
 def account_of(steps: Steps, *, warm: int) -> dict[str, Any]:
-    """Means over the steps that count; losses of all."""
+    """Of the steps that count: their mean, and shares of their time; losses of all. Other ranks than 0 know nothing."""
     kept = steps.events[warm:]
-
-    def mean(key: str) -> float:
-        known = [float(event[key]) for event in kept if event.get(key) is not None]
-        return statistics.fmean(known) if known else 0.0
-
-    return {"losses": steps.losses, **{key: mean(key) for key in ("step_ms", "imbalance", *SHARES)}}
+    found = account_of_steps(kept)
+    if found is None:
+        return {"losses": steps.losses, "imbalance": 0.0, "step_ms": 0.0, **dict.fromkeys(SHARES, 0.0)}
+    uneven = statistics.fmean(float(event["imbalance"]) for event in kept)
+    shares = {"bubble": found.bubble, **{name: found.shares[name] for name in SHARES[1:]}}
+    return {"losses": steps.losses, "imbalance": uneven, "step_ms": found.step_ms, **shares}
 
 
 def _on_cpu(value: Any) -> torch.Tensor:

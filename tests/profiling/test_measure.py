@@ -24,6 +24,8 @@ from freescale.profiling.side_by_side import InARun, SideBySide, measure_side_by
 from freescale.profiling.step_times import FEWEST_SHAPES, StepTimes, shapes
 from freescale.recipe import Config, load_config
 from freescale.sim.inputs.profile import TIMES, Timing, parse_profile
+from tests.ranks import run_on_ranks
+from tests.small_run import these_ranks
 
 SMALL = (
     "synthetic.users=120", "synthetic.items=60", "data.max_length=40", "model.dim=16", "head.num_negatives=4",
@@ -196,6 +198,25 @@ def test_ranks_that_share_a_device_are_measured_side_by_side(
     assert all(value >= 0 for value in found.rates.values())
     assert found.rates["exchange_gb_per_s"] > 1e-4
     assert 0 < found.rates["control_us"] < 10e6
+
+
+def profiled(rank: int) -> str:
+    ranks = these_ranks()
+    config = load_config(None, (*SMALL, "run.device=cpu"))
+    return measure.measure_sharing_ranks(config, ranks, seconds=0.1, most_samples=8).to_json()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ranks_that_run_already_measure_one_profile() -> None:
+    first, second = (json.loads(text) for text in run_on_ranks(profiled, 2, timeout=250))
+    for one in (first, second):
+        one["facts"].pop("seconds")
+        one["facts"].pop("load_average")
+    assert first == second
+    assert first["shared_by"] == 2
+    assert first["facts"]["shapes"] == 2 * FEWEST_SHAPES
+    assert set(LINES) <= set(first["times"])
 
 
 def test_virtual_gpus_give_one_profile_that_knows_how_many_shared(monkeypatch: pytest.MonkeyPatch) -> None:

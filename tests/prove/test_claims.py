@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from freescale.prove import Facts, Report, Setting, chosen
+from freescale.comm.world import Ranks
+from freescale.prove import Facts, Report, Setting, chosen, runs
+from freescale.prove.claims import prediction
 from freescale.prove.claims.balance import LessBubble
 from freescale.prove.claims.checkpoints import WrittenAndRead
 from freescale.prove.claims.clocks import Clocks
@@ -20,6 +24,7 @@ from freescale.prove.claims.prediction import Prediction
 from freescale.prove.claims.same_bits import SameBits
 from freescale.prove.claims.shared_folder import SharedFolder
 from freescale.prove.claims.transports import Transports
+from freescale.recipe import load_config
 
 SETTING = Setting(out=Path("out"), quick=True, case="local", device="cpu")
 
@@ -173,6 +178,8 @@ def test_a_prediction_must_meet_step_and_bubble():
     assert judged(Prediction, {"measured": real, "predicted": near}, {"measured": {}})[0] == "proven"
     assert judged(Prediction, {"measured": real, "predicted": far}, {"measured": {}})[0] == "not proven"
     assert judged(Prediction, {"measured": real, "predicted": wrong}, {"measured": {}})[0] == "not proven"
+    told = judged(Prediction, {"measured": real, "predicted": near, "links": "h200"}, {"measured": {}})[1]
+    assert "links between GPUs are those of the preset h200" in told
 
 
 def test_balance_must_lessen_the_wait_and_keep_the_losses():
@@ -183,3 +190,30 @@ def test_balance_must_lessen_the_wait_and_keep_the_losses():
     assert judged(LessBubble, {"all off": way(0.3), "all on": way(0.02)}, {})[0] == "proven"
     assert judged(LessBubble, {"all off": way(0.1), "all on": way(0.2)}, {})[0] == "not proven"
     assert judged(LessBubble, {"all off": way(0.3), "all on": way(0.02, 3.1)}, {})[0] == "not proven"
+
+
+def test_ranks_on_gpus_have_a_sample_for_each_of_their_sms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few short histories would leave them idle for their hosts, and nothing else would be seen."""
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties", lambda device: SimpleNamespace(multi_processor_count=32)
+    )
+    for device, batch, length, warm in (("cuda", 32, 1000, 24), ("cpu", 12, 100, 12)):
+        ranks = Ranks(rank=0, num_ranks=1, device=torch.device(device))
+        config = load_config(None, runs.long_tailed(ranks))
+        assert (config.data.global_batch, config.synthetic.mean_length) == (batch, length)
+        assert config.synthetic.users >= 2 * batch
+        assert runs.warm_steps(ranks, 48) == warm
+
+
+@pytest.mark.parametrize(
+    ("hardware", "device", "cluster"),
+    [
+        ("2 cores of x86", "cpu", "cpu"),
+        ("NVIDIA H200", "cuda", "h200"),
+        ("NVIDIA B200", "cuda", "b200"),
+        ("NVIDIA A100-SXM4", "cuda", "h100"),
+    ],
+)
+def test_links_are_those_of_the_gpu_or_of_an_h100(hardware: str, device: str, cluster: str) -> None:
+    profile: Any = SimpleNamespace(hardware=hardware, device=device)
+    assert prediction._cluster_of(profile) == cluster

@@ -64,7 +64,7 @@ def decode_version(number: int) -> tuple[int, int, int]:
 
 
 def no_shared_nccl(num_ranks: int = PROMISED) -> str | None:
-    """Why so many ranks that share a GPU cannot use NCCL here, by its version and their number; None if they can try."""
+    """Why so many ranks that share a GPU have no NCCL here, by its version and their number; None if they can try."""
     asked = os.environ.get(_SHARED)
     if asked == "0":
         return f"{_SHARED}=0"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from freescale.comm.world import Ranks
-from freescale.profiling import measure_profile
+from freescale.comm.world import Ranks, virtual_gpus_here
+from freescale.profiling import measure_profile, measure_sharing_ranks
 from freescale.prove.claim import (
     NOT_PROVEN,
     PROVEN,
@@ -22,15 +23,15 @@ from freescale.prove.claim import (
     evidence_of,
     one_case,
 )
-from freescale.prove.runs import account_of, long_tailed, train_shortly
+from freescale.prove.runs import account_of, long_tailed, samples_of, train_shortly, warm_steps
 from freescale.recipe import Config, build_examples, build_sampler, build_source, load_config
 from freescale.registry import register
-from freescale.sim import Features, Profile, Workload, load_cluster, loads_of, simulate_features
+from freescale.sim import Features, Profile, Workload, load_cluster, loads_of, preset_names, simulate_features
 from freescale.sim import Setting as SimSetting
 
 MOST_STEP, MOST_BUBBLE = 0.10, 0.05
 """Of the step, relative, and of the bubble, in shares of the step: twice what an idle machine shows."""
-_STEPS, _WARM = 40, 10
+_STEPS, _MORE_ON_GPUS = 40, 8
 _PLAIN = "pipeline.prioritized=false"
 _WAYS = {
     "all off": (
@@ -46,7 +47,7 @@ _WAYS = {
 
 @register("claim", "prediction")
 class Prediction:
-    """Rank 0 measures a profile of its machine; then all ranks train what was foretold from it."""
+    """A profile is measured, by rank 0 or by ranks that share a GPU; then all train what was foretold from it."""
 
     title = "The simulator foretells step time and bubble of these ranks"
     order = 75
@@ -61,30 +62,33 @@ class Prediction:
             return "left out by --quick: a profile takes minutes"
         if facts.num_ranks == 1:
             return "there is one rank only"
-        if facts.device != "cpu" or facts.num_machines > 1:
-            return "foretold are CPU ranks of one machine; for others see benchmarks/simulate_validation.py"
+        if facts.num_machines > 1:
+            return "foretold are ranks of one machine: links between machines are not measured"
         return None
 
     @staticmethod
     def measure(ranks: Ranks, setting: Setting) -> Evidence:
-        """The profile first, while nobody else computes; then both ways of training."""
-        keys = (*long_tailed(ranks), f"run.steps={_STEPS}", "run.device=cpu")
-        torch.set_num_threads(1)
+        """The profile first, while nobody trains; then both ways of training."""
+        steps = _STEPS + (_MORE_ON_GPUS if ranks.device.type == "cuda" else 0)
+        warm = warm_steps(ranks, steps)
+        keys = (*long_tailed(ranks), f"run.steps={steps}", f"run.device={ranks.device.type}")
         evidence: Evidence = {}
         config = load_config(None, list(keys))
-        if ranks.is_first:
-            profile = measure_profile(config, device="cpu", seconds=20.0, most_samples=12)
+        profile = _profile(config, ranks)
+        if profile is not None:
             setting.out.mkdir(parents=True, exist_ok=True)
             (setting.out / "profile.json").write_text(profile.to_json())
+            told = Foretold(config, profile, _cluster_of(profile), steps, warm)
             evidence["predicted"] = {
-                way: predicted(config, profile, ranks.num_ranks, features)
+                way: told.run(ranks.num_ranks, replace(features, sm_free=profile.device == "cuda"))
                 for way, (_, features) in _WAYS.items()
             }
+            evidence["links"] = "" if profile.has_links else told.cluster
         ranks.barrier()
         evidence["load"], evidence["cores"] = os.getloadavg()[0], os.cpu_count() or 1
         evidence["measured"] = {}
         for way, (more, _) in _WAYS.items():
-            account = account_of(train_shortly(ranks, (*keys, *more)).steps, warm=_WARM)
+            account = account_of(train_shortly(ranks, (*keys, *more)).steps, warm=warm)
             evidence["measured"][way] = {name: account[name] for name in ("step_ms", "bubble")}
         return evidence
 
@@ -115,6 +119,8 @@ class Prediction:
             f"step time off by at most {max(steps):.1%} ({MOST_STEP:.0%} allowed), bubble by {100 * max(bubbles):.1f} "
             f"points ({100 * MOST_BUBBLE:.0f} allowed); the profile is profile.json beside this page"
         )
+        if preset := seen[0].get("links"):
+            says += f"; links between GPUs are those of the preset {preset}, not measured"
         load, cores = seen[0].get("load", 0.0), seen[0].get("cores", 1)
         if load > cores + 0.5 * len(seen):
             says += f"; the machine was busy with other things (load {load:.1f} on {cores} cores): try it when idle"
@@ -122,36 +128,77 @@ class Prediction:
         return [Finding("step and bubble", PROVEN if held else NOT_PROVEN, says, figures, table)]
 
 
-def predicted(config: Config, profile: Profile, num_ranks: int, features: Features) -> dict[str, float]:
-    """Step time and bubble of the very batches that are trained."""
-    source = build_source(config)
-    one = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"))
-    batches: Any = build_sampler(config, build_examples(config, source, "train", negatives=True), one).batches
-    workload = Workload(
-        samples_per_gpu=max(1, config.data.global_batch // num_ranks),
-        ids_per_token=2.0,
-        negatives=float(config.head.num_negatives),
-        table_rows=len(source.items.ids),
-        zipf=config.synthetic.zipf,
-        row_bytes=int(profile.model["row_bytes"]),
-        dense_bytes=4.0 * float(profile.model["dense_parameters"]),
-    )
-    told = SimSetting(workload=workload, profile=profile, cluster=load_cluster("cpu"), jitter=None)
-    loads = loads_of(
-        lambda step: batches.lengths_of(batches.batch(step)),
-        num_ranks=num_ranks,
-        num_steps=_STEPS,
-        balancer=features.balancer,
-        cost_model=told.cost_model(),
-    )
-    cores = os.cpu_count() or 1
-    made = simulate_features(
-        told,
-        features,
-        num_ranks=num_ranks,
-        num_steps=_STEPS,
-        loads=loads,
-        cores=cores if num_ranks > cores else None,
-    )
-    parts = made.outcome.accounts.parts(warmup=_WARM)
-    return {"step_ms": 1000 * parts.total / (_STEPS - _WARM), "bubble": parts.bubble}
+def _profile(config: Config, ranks: Ranks) -> Profile | None:
+    """Known to rank 0, which measures it while the others stand still, or with all of them where they share a GPU."""
+    samples = samples_of(ranks)
+    if ranks.device.type == "cpu":
+        torch.set_num_threads(1)
+    elif virtual_gpus_here():
+        shared = measure_sharing_ranks(config, ranks, seconds=10.0, most_samples=samples)
+        return shared if ranks.is_first else None
+    if not ranks.is_first:
+        return None
+    return measure_profile(config, device=ranks.device.type, seconds=20.0, most_samples=samples)
+
+
+def _cluster_of(profile: Profile) -> str:
+    """The preset that is meant; of GPUs that have none, the links of an H100."""
+    if profile.device == "cpu":
+        return "cpu"
+    return next((name for name in preset_names() if name in profile.hardware.lower()), "h100")
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """What the simulator says of steps that are going to be trained.
+
+    Args:
+        config: the recipe.
+        profile: of these ranks.
+        cluster: a preset.
+        steps: all that are trained.
+        warm: how many of them do not count.
+    """
+
+    config: Config
+    profile: Profile
+    cluster: str
+    steps: int
+    warm: int
+
+    def run(self, num_ranks: int, features: Features) -> dict[str, float]:
+        """Step time and bubble of the very batches that are trained."""
+        config, profile = self.config, self.profile
+        source = build_source(config)
+        one = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"))
+        batches: Any = build_sampler(
+            config, build_examples(config, source, "train", negatives=True), one
+        ).batches
+        workload = Workload(
+            samples_per_gpu=max(1, config.data.global_batch // num_ranks),
+            ids_per_token=2.0,
+            negatives=float(config.head.num_negatives),
+            table_rows=len(source.items.ids),
+            zipf=config.synthetic.zipf,
+            row_bytes=int(profile.model["row_bytes"]),
+            dense_bytes=4.0 * float(profile.model["dense_parameters"]),
+        )
+        told = SimSetting(workload=workload, profile=profile, cluster=load_cluster(self.cluster), jitter=None)
+        loads = loads_of(
+            lambda step: batches.lengths_of(batches.batch(step)),
+            num_ranks=num_ranks,
+            num_steps=self.steps,
+            balancer=features.balancer,
+            cost_model=told.cost_model(),
+        )
+        cores = os.cpu_count() or 1
+        made = simulate_features(
+            told,
+            features,
+            num_ranks=num_ranks,
+            num_steps=self.steps,
+            loads=loads,
+            cores=cores if profile.device == "cpu" and num_ranks > cores else None,
+        )
+        parts = made.outcome.accounts.parts(warmup=self.warm)
+        return {"step_ms": 1000 * parts.total / (self.steps - self.warm), "bubble": parts.bubble}
