@@ -48,7 +48,7 @@ def build_accounts(config: Config, ranks: Ranks, progress: Progress) -> Accounts
         every=config.run.log_every,
         clock=SharedClock(ranks),
         stalls=None if ranks.control is None else Stalls(),
-        # A CPU rank would only take a core from itself; for a GPU alone it has not been measured.
+        # A CPU rank would only take a core from itself; a GPU alone gains nothing by it (docs/results.md).
         beside=ranks.device.type == "cuda" and ranks.control is not None,
         say=lambda text: progress.notice(recorder.step, text),
     )

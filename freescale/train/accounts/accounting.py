@@ -99,7 +99,7 @@ class Accounts:
         driver: what the driver says of the device, to be held against the accounts.
         say: told once what whoever started the run should know.
         spans: where the spans of kept steps go; set before training begins.
-        beside: accounts are worked out by a process of their own, some steps later.
+        beside: accounts of several ranks are worked out by a process of their own, some steps later.
         totals: the parts of each rank (on rank 0; elsewhere its own) over all steps so far but the first, which
             compiles kernels and opens connections and says nothing about the others, and those that were watched.
         cpu_s: CPU seconds of the training thread that all accounts so far took.
@@ -123,7 +123,6 @@ class Accounts:
     _new: _Passed = field(default_factory=lambda: _Passed([], []))
     _watched: _Passed = field(default_factory=lambda: _Passed([], []))
     _due_first: int = 0
-    _is_due: bool = False
     _under_way: int | None = None
     _next_move: Callable[[], None] | None = None
     _num_accounts: int = 0
@@ -132,17 +131,15 @@ class Accounts:
 
     @cached_property
     def _books(self) -> Bookkeeper:
-        alone = self.ranks.control is None
         if self.beside:
+            assert self.ranks.control is not None, "a rank alone accounts for each step at once"
             try:
-                return Beside(
-                    rank=self.ranks.rank, alone=alone, spans=self.spans, timeout_s=self.ranks.timeout_s
-                )
+                return Beside(rank=self.ranks.rank, spans=self.spans, timeout_s=self.ranks.timeout_s)
             except OSError as error:
                 self.say(
                     f"no process can be started to account for steps beside them ({error}): they wait for it"
                 )
-        return Here(rank=self.ranks.rank, alone=alone, spans=self.spans)
+        return Here(rank=self.ranks.rank, alone=self.ranks.control is None, spans=self.spans)
 
     @property
     def advice(self) -> str:
@@ -189,13 +186,7 @@ class Accounts:
             return
         lag = self.recorder.clock.lag
         alone = self.ranks.control is None
-        at_once = alone and not self.beside
-        self._is_due |= at_once or (step - lag) % self.every == 0 or step == self._due_first
-        takes_its_time = (
-            alone and self._under_way is not None
-        )  # with others, the one before is brought to its end
-        if self._is_due and not takes_its_time:
-            self._is_due = False
+        if alone or (step - lag) % self.every == 0 or step == self._due_first:
             self._on_the_clock(lambda: self._account(step))
 
     def pause(self) -> None:
@@ -291,9 +282,7 @@ class Accounts:
             self._move()
 
     def _may_move(self, num_steps: int) -> bool:
-        """Whether an account of so many steps ago goes on: at the same steps on every rank; alone, when it can."""
-        if self.ranks.control is None:
-            return self._books.has_said()
+        """Whether an account of so many steps ago goes on: at the same steps on every rank."""
         return num_steps % max(1, self.every // _MOVES) == 0
 
     def _move(self) -> None:
@@ -324,8 +313,6 @@ class Accounts:
             self._under_way = self._next_move = None
 
         self._next_move = hand_on
-        if self.ranks.control is None:
-            hand_on()
 
     def _ask(self, ask: Ask) -> Callable[[], Any]:
         """Begin to ask; the result waits for the answers."""

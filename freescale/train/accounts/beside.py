@@ -39,9 +39,6 @@ class Bookkeeper(Protocol):
     def start(self, spans: Sequence[Span], ended: Ended, due: Due) -> None:
         """An account is due; these have passed since the last one."""
 
-    def has_said(self) -> bool:
-        """Whether nobody would have to wait for what it says."""
-
     def said(self) -> Ask | list[ClosedStep]:
         """What the other ranks are to be asked now, or, at the end, the closed steps; may have to wait for it."""
 
@@ -70,10 +67,6 @@ class Here:
         self._accountant.hear(spans, ended)
         self._asks, self._answer = self._accountant.account(due), None
 
-    def has_said(self) -> bool:
-        """It works when it is asked."""
-        return True
-
     def said(self) -> Ask | list[ClosedStep]:
         """Work on to the next question, or to the end."""
         assert self._asks is not None
@@ -91,7 +84,7 @@ class Here:
 class Beside:
     """In a process of its own, which ends with this one."""
 
-    def __init__(self, *, rank: int, alone: bool, spans: SpanWriter | None, timeout_s: float = 600.0) -> None:
+    def __init__(self, *, rank: int, spans: SpanWriter | None, timeout_s: float = 600.0) -> None:
         here, there = socket.socketpair()
         root = str(Path(__file__).parents[3])
         places = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
@@ -104,7 +97,7 @@ class Beside:
             )
             self._pipe = Connection(here.detach())
         self._timeout_s = timeout_s
-        self._tell({"rank": rank, "alone": alone, "spans": spans})
+        self._tell({"rank": rank, "alone": False, "spans": spans})
 
     def begin(self) -> None:
         """Training goes on."""
@@ -114,10 +107,6 @@ class Beside:
         """An account is due."""
         self._tell(("hear", _packed(spans), list(ended)))
         self._tell(("account", due))
-
-    def has_said(self) -> bool:
-        """Whether it has come to anything; also to its end."""
-        return self._pipe.poll()
 
     def said(self) -> Ask | list[ClosedStep]:
         """What it has come to since it was told the last thing."""

@@ -8,9 +8,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -80,13 +81,15 @@ def in_turn(books: list[Bookkeeper], on_ask: Callable[[Ask], None] = lambda ask:
             each.answer(answer)
 
 
-def accounts_of(kind: type, folder: Path, seed: int, stalls: int) -> tuple[list[Any], list[Any]]:
+def accounts_of(
+    kind: Callable[..., Any], folder: Path, seed: int, stalls: int
+) -> tuple[list[Any], list[Any]]:
     """Two accounts of two ranks, the second of which is late; closed steps, and what the span files tell."""
     rng = random.Random(seed)
     books, passed = [], []
     for rank in range(2):
         writer = SpanWriter(folder, rank=rank, num_ranks=2, origin=0.0)
-        books.append(kind(rank=rank, alone=False, spans=writer))
+        books.append(kind(rank=rank, spans=writer))
         passed.append(told(rng, late=0.6 * rank))
     closed = []
     try:
@@ -111,7 +114,7 @@ def accounts_of(kind: type, folder: Path, seed: int, stalls: int) -> tuple[list[
 
 @pytest.mark.parametrize("stalls", [0, 1])
 def test_it_comes_to_the_same_numbers_and_files_in_a_process_of_its_own(tmp_path: Path, stalls: int):
-    here = accounts_of(Here, tmp_path / "here", 3, stalls)
+    here = accounts_of(partial(Here, alone=False), tmp_path / "here", 3, stalls)
     beside = accounts_of(Beside, tmp_path / "beside", 3, stalls)
     assert [[step.step for step in found] for found in here[0][0]] == [[1, 2, 3, 4]] * 2
     assert here[0] == beside[0]
@@ -122,13 +125,13 @@ def test_it_comes_to_the_same_numbers_and_files_in_a_process_of_its_own(tmp_path
 
 
 def test_a_process_that_fails_or_ends_is_named(tmp_path: Path):
-    books = Beside(rank=0, alone=True, spans=None)
+    books = Beside(rank=0, spans=None)
     books.begin()
     books._tell(("no such word",))
     with pytest.raises(TrainingError, match=r"accounting for the time of steps failed(.|\n)*no such word"):
         books.said()
     books.close()
-    books = Beside(rank=0, alone=True, spans=None)
+    books = Beside(rank=0, spans=None)
     os.kill(books._process.pid, signal.SIGKILL)
     with pytest.raises(TrainingError, match=r"has ended(.|\n)*exit code -9"):
         books.said()
@@ -136,10 +139,10 @@ def test_a_process_that_fails_or_ends_is_named(tmp_path: Path):
 
 
 def test_it_lives_on_where_its_rank_is_told_to_stop_and_ends_with_it(tmp_path: Path):
-    books = Beside(rank=0, alone=True, spans=SpanWriter(tmp_path, rank=0, num_ranks=1, origin=0.0))
+    books = Beside(rank=0, spans=SpanWriter(tmp_path, rank=0, num_ranks=1, origin=0.0))
     books.begin()
     books.start([], [(1, 0.0, 1.0)], Due(1, 1))
-    books.said()
+    assert [[step.step for step in found] for found in in_turn([books])] == [[1]]
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(books._process.pid, number)
     books.keep([KeptStepParts(1, Parts(1.0, 0.5, 0.0, 0.0), None)])
@@ -148,7 +151,9 @@ def test_it_lives_on_where_its_rank_is_told_to_stop_and_ends_with_it(tmp_path: P
     assert list(read_spans(tmp_path).ranks[0].steps) == [1]
 
 
-def beside_the_steps(rank: int, folder: str, every: int) -> tuple[list[AccountedStep], list[int], list[int]]:
+def beside_the_steps(
+    rank: int, folder: str, every: int, say: Callable[[str], None] = lambda text: None
+) -> tuple[list[AccountedStep], list[int], list[int]]:
     """Steps of some milliseconds; which of them were written while the others went on, and when."""
     ranks, accounted, when = these_ranks(), [], []
     recorder = Recorder(HostClock())
@@ -160,7 +165,9 @@ def beside_the_steps(rank: int, folder: str, every: int) -> tuple[list[Accounted
         accounted.append(one)
         when.append(step)
 
-    accounts = Accounts(ranks=ranks, recorder=recorder, write=write, every=every, beside=True, spans=spans)
+    accounts = Accounts(
+        ranks=ranks, recorder=recorder, write=write, every=every, beside=True, spans=spans, say=say
+    )
     transport = SocketTransport(ranks.group)
     accounts.begin(1)
     for step in range(1, 51):
@@ -193,39 +200,20 @@ def test_steps_go_on_while_their_account_is_worked_out_and_none_is_lost(tmp_path
     assert late > 0.5 * 0.004 * 48
 
 
-@pytest.mark.parametrize("starts", [True, False])
-def test_a_rank_alone_has_its_account_beside_its_steps(tmp_path: Path, starts: bool, monkeypatch: Any):
-    """Also where no process can be started: then it is said, and steps wait for their account."""
-    if not starts:
-        monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=OSError("no more processes")))
-    recorder, accounted, said, step = Recorder(HostClock()), [], [], 0
-    record_into(recorder)
-    accounts = Accounts(
-        ranks=these_ranks(),
-        recorder=recorder,
-        write=lambda one: accounted.append((one, step)),
-        every=8,
-        beside=True,
-        spans=SpanWriter(tmp_path, rank=0, num_ranks=1, origin=0.0),
-        say=said.append,
-    )
-    accounts.begin(1)
-    for step in range(1, 21):
-        with compute("work"):
-            time.sleep(0.001)
-        accounts.end_step()
-        accounts.add(step, {"n": step})
-    accounts.pause()
-    accounts.close()
-    record_into(None)
-    assert [one.step for one, _ in accounted] == list(range(1, 21))
-    assert all(one.ranks[0].compute >= 0.001 for one, _ in accounted)
-    assert all(when < one.step + 20 for one, when in accounted)
-    if not starts:
-        assert [when for _, when in accounted] == [2] + 7 * [9] + 8 * [17] + 4 * [20]
-    assert sorted(read_spans(tmp_path).ranks[0].steps) == list(range(1, 21))
-    assert said == ([] if starts else [said[0]])
-    assert starts or "no more processes" in said[0]
+def without_processes(rank: int, folder: str) -> tuple[list[AccountedStep], list[int], list[str]]:
+    said: list[str] = []
+    with patch.object(subprocess, "Popen", side_effect=OSError("no more processes")):
+        accounted, when, _ = beside_the_steps(rank, folder, 8, said.append)
+    return accounted, when, said
+
+
+@pytest.mark.timed
+def test_where_no_process_can_be_started_it_is_said_and_nothing_is_lost(tmp_path: Path):
+    (accounted, when, said), (_, others_when, _) = run_on_ranks(without_processes, 2, str(tmp_path))
+    assert [one.step for one in accounted] == list(range(1, 51))
+    assert when == others_when
+    assert len(said) == 1
+    assert "no more processes" in said[0]
 
 
 @examples(17, thorough=200)
