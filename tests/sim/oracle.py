@@ -6,7 +6,20 @@ import heapq
 import itertools
 from collections.abc import Callable, Generator
 
-from freescale.sim.engine.stages import SIDE, URGENT, Exchange, Mark, Program, Ready, Start, Wait, Work
+from freescale.sim.engine.stages import (
+    LAST,
+    LATER,
+    SIDE,
+    URGENT,
+    Exchange,
+    Mark,
+    Program,
+    Ready,
+    Stage,
+    Start,
+    Wait,
+    Work,
+)
 from freescale.trace.spans import MAIN
 
 Go = Callable[[float], None]
@@ -51,18 +64,23 @@ class Oracle:
         for step in range(self.num_steps):
             for number, stage in enumerate(self.program):
                 begun = now
+                if self._is_left_out(stage, step):
+                    continue
                 if isinstance(stage, Work) and stage.lane == lane:
                     seconds = float(stage.seconds[step % len(stage.seconds), rank])
                     now = yield lambda t, go, s=seconds: self._at(t + s, go)
                 elif isinstance(stage, Exchange) and stage.lane == lane and stage.ready is not None:
-                    key = ("through", number, step, rank)
-                    now = yield lambda t, go, k=key: self._wait(k, t, go)
+                    # Where the rank has yet to come by it in this step, it is that of the step before.
+                    arrived = step if self._place_of(stage.ready) < number else step - 1
+                    if arrived >= 0:
+                        key = ("through", number, arrived, rank)
+                        now = yield lambda t, go, k=key: self._wait(k, t, go)
                 elif isinstance(stage, Exchange) and stage.lane == lane:
                     now = yield lambda t, go, n=number, s=step: self._arrive(n, s, rank, t, go)
                 elif isinstance(stage, Ready) and lane == MAIN:
-                    later = self._exchange_of(stage)
-                    key = ("through", later, step, rank)
-                    self._arrive(later, step, rank, now, lambda then, k=key: self._happen(k, then))
+                    for later in self._exchanges_of(stage):
+                        key = ("through", later, step, rank)
+                        self._arrive(later, step, rank, now, lambda then, k=key: self._happen(k, then))
                 elif isinstance(stage, Start):
                     key = ("start", stage.lane, step, rank)
                     if lane == MAIN:
@@ -78,13 +96,20 @@ class Oracle:
             if lane == MAIN:
                 self.ends[step][rank] = now
 
-    def _exchange_of(self, ready: Ready) -> int:
-        """The exchange at which a rank arrives with this."""
-        return next(
+    def _is_left_out(self, stage: Stage, step: int) -> bool:
+        when = stage.when if isinstance(stage, Work | Exchange) else None
+        return (when == LATER and step == 0) or (when == LAST and step < self.num_steps - 1)
+
+    def _place_of(self, name: str) -> int:
+        return next(n for n, one in enumerate(self.program) if isinstance(one, Ready) and one.name == name)
+
+    def _exchanges_of(self, ready: Ready) -> list[int]:
+        """The exchanges at which a rank arrives with this; it may wait for each of them somewhere else."""
+        return [
             number
             for number, stage in enumerate(self.program)
             if isinstance(stage, Exchange) and stage.ready == ready.name
-        )
+        ]
 
     def _happen(self, key: object, now: float) -> None:
         self._happened[key] = now

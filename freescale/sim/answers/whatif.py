@@ -175,12 +175,13 @@ def simulate_features(
         loads = plan(setting, features, num_ranks=num_ranks, plan_steps=min(plan_steps, num_steps))
     measure = measure_out_shared if setting.profile.shared_by > 1 else measure_out
     durations = measure(setting, loads, features, num_ranks=num_ranks, num_steps=num_steps)
-    hides = features.prioritized and num_ranks > 1
-    build = prioritized if hides else plain
+    hides, on_gpus = features.prioritized and num_ranks > 1, setting.profile.device != "cpu"
     if hides and features.postpone:
-        program = split(durations)
+        program = split(durations, late=on_gpus)
+    elif hides:
+        program = prioritized(durations, rows_first=on_gpus)
     else:
-        program = build(durations, rows_first=setting.profile.device != "cpu")
+        program = plain(durations, rows_first=on_gpus)
     outcome = simulate(program, num_ranks=num_ranks, num_steps=num_steps, cores=cores, observe=observe)
     return Simulated(features, program, durations, loads, outcome)
 

@@ -25,10 +25,12 @@ class Durations:
 
     Args:
         compute: forward and backward, slowed by what travels beside it; without `weights`.
+        forward: the part of `compute` that comes first.
         weights: gradients of weights that are computed after the rows' have left.
         contention: the part of `compute` that is this slowing down.
         lead: from the first bucket of dense gradients to the end of the backward, or of `weights`.
         network_bytes: of rows, gradients and ids, that a rank sends to other nodes and receives from them.
+        bucket_share: of dense gradients, what travels in one piece.
     """
 
     control: FloatArray
@@ -43,6 +45,7 @@ class Durations:
     late_rows: FloatArray
     early_rows: FloatArray
     compute: FloatArray
+    forward: FloatArray
     weights: FloatArray
     contention: FloatArray
     lead: FloatArray
@@ -60,6 +63,7 @@ class Durations:
     hidden_bytes: float
     busiest_owner: float = 1.0
     network_bytes: float = 0.0
+    bucket_share: float = 1.0
 
 
 def measure_out(
@@ -190,6 +194,8 @@ def measure_out(
         late_rows=late_rows,
         early_rows=early_rows,
         compute=compute + contention,
+        # What travels beside the compute slows forward and backward alike.
+        forward=np.divide(forward, compute, out=np.zeros(shape), where=compute > 0) * (compute + contention),
         weights=weights,
         contention=contention,
         lead=(weights if features.splits else backward) * (1 - _first_bucket(work)),
@@ -208,6 +214,7 @@ def measure_out(
         hidden_bytes=hidden,
         busiest_owner=owners.busiest_owner,
         network_bytes=network,
+        bucket_share=_first_bucket(work),
     )
 
 
@@ -272,5 +279,5 @@ def _hiding(setting: Setting, asked: FloatArray) -> FloatArray:
 
 
 def _first_bucket(work: Workload) -> float:
-    """Share of the backward after which the first piece of dense gradients is complete."""
+    """Share of dense gradients in a piece: after so much of the backward the first one is complete."""
     return min(1.0, work.bucket_bytes / work.dense_bytes) if work.dense_bytes > 0 else 1.0

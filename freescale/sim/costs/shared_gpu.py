@@ -67,6 +67,7 @@ def measure_out_shared(
         control=none,
         counts=none,
         compute=compute,
+        forward=_over(asked.forward, asked.compute) * compute,
         weights=weights,
         contention=contention,
         optimizer=row_work,
@@ -78,7 +79,7 @@ def measure_out_shared(
         late_rows=none,
         grads=exchanges,
         urgent_grads=exchanges,
-        dense_total=dense,
+        dense_total=dense * _over(asked.dense_total, asked.dense_last),
         dense_last=dense,
     )
 

@@ -5,7 +5,7 @@ beside a split backward. A stage moves one of them on all ranks at once:
 
     Work        clock += seconds
     Exchange    nobody goes on before the last has arrived: clock = max over ranks + seconds
-    Ready       a rank arrives here at an exchange that stands further on, and waits for it only there
+    Ready       a rank arrives here at an exchange that stands further on, or in the next step, and waits only there
     Start       a lane begins when the training thread gets here: side = max(side, main)
     Mark, Wait  a lane waits for what another had marked, mostly one step earlier: main = max(main, mark)
 
@@ -23,11 +23,25 @@ import numpy as np
 from freescale.balance import FloatArray
 from freescale.sim.engine.accounts import Record, StepAccounts, account
 from freescale.sim.engine.shared_cores import shared_finish
-from freescale.sim.engine.stages import SIDE, URGENT, Exchange, Mark, Program, Ready, Stage, Start, Work
+from freescale.sim.engine.stages import (
+    SIDE,
+    URGENT,
+    Exchange,
+    Mark,
+    Program,
+    Ready,
+    Stage,
+    Start,
+    Work,
+    has_turn,
+)
 from freescale.trace import MAIN
 
 # Stages of this many (step, rank) pairs are kept before they are accounted for: 2 MB an array stays in the cache.
 CHUNK = 1 << 18
+
+Arrivals = dict[str, tuple[int, FloatArray]]
+"""Name of a `Ready` -> the last step that came by it, and [ranks] when."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +76,7 @@ def simulate(
     """
     clocks = {lane: np.zeros(num_ranks) for lane in (MAIN, SIDE, URGENT)}
     marks: dict[str, FloatArray] = {}
+    ready: Arrivals = {}
     chunk = max(1, min(num_steps, CHUNK // num_ranks))
     ends, accounts = np.empty((num_steps, num_ranks)), StepAccounts.empty(num_steps, num_ranks)
     before: Record | None = None
@@ -69,8 +84,14 @@ def simulate(
         size = min(chunk, num_steps - first)
         record = Record.empty(program, size, num_ranks, step_start=clocks[MAIN])
         for row in range(size):
-            _run_step(program, first + row, row, clocks, marks, record, cores)
-            ends[first + row] = record.step_ends[row] = clocks[MAIN]
+            step = first + row
+            stages = [
+                (number, stage)
+                for number, stage in enumerate(program)
+                if has_turn(stage, step=step, num_steps=num_steps)
+            ]
+            _run_step(stages, step, row, clocks, marks, ready, record, cores)
+            ends[step] = record.step_ends[row] = clocks[MAIN]
         accounts.fill(first, account(program, record, before))
         if observe is not None:
             observe(first, record)
@@ -79,24 +100,24 @@ def simulate(
 
 
 def _run_step(
-    program: Program,
+    stages: Sequence[tuple[int, Stage]],
     step: int,
     row: int,
     clocks: dict[str, FloatArray],
     marks: dict[str, FloatArray],
+    ready: Arrivals,
     record: Record,
     cores: int | None,
 ) -> None:
     new_marks: dict[str, FloatArray] = {}
-    ready: dict[str, FloatArray] = {}
-    shared: list[int] = []
-    for number, stage in enumerate(program):
+    shared: list[tuple[int, Work]] = []
+    for number, stage in stages:
         if cores is not None and shared and not (isinstance(stage, Work) and stage.lane == MAIN):
-            _run_shared(program, shared, step, row, clocks, record, cores)
+            _run_shared(shared, step, row, clocks, record, cores)
             shared = []
         if isinstance(stage, Work):
             if cores is not None and stage.lane == MAIN:
-                shared.append(number)
+                shared.append((number, stage))
                 continue
             clock = clocks[stage.lane]
             record.starts[number, row] = clock
@@ -104,7 +125,7 @@ def _run_step(
         elif isinstance(stage, Exchange):
             _run_exchange(stage, number, step, row, clocks, ready, record)
         elif isinstance(stage, Ready):
-            ready[stage.name] = clocks[MAIN]
+            ready[stage.name] = step, clocks[MAIN]
         elif isinstance(stage, Start):
             clocks[stage.lane] = np.maximum(clocks[stage.lane], clocks[MAIN])
         elif isinstance(stage, Mark):
@@ -116,7 +137,7 @@ def _run_step(
                 clock = np.maximum(clock, there[stage.mark])
             clocks[stage.lane] = record.ends[number, row] = clock
     if cores is not None and shared:
-        _run_shared(program, shared, step, row, clocks, record, cores)
+        _run_shared(shared, step, row, clocks, record, cores)
     marks.clear()
     marks.update(new_marks)
 
@@ -127,11 +148,14 @@ def _run_exchange(
     step: int,
     row: int,
     clocks: dict[str, FloatArray],
-    ready: dict[str, FloatArray],
+    ready: Arrivals,
     record: Record,
 ) -> None:
-    clock = clocks[stage.lane]
-    arrived = clock if stage.ready is None else ready[stage.ready]
+    clock = arrived = clocks[stage.lane]
+    if stage.ready is not None:
+        if stage.ready not in ready:
+            return
+        step, arrived = ready[stage.ready]
     last = arrived.max()
     seconds = _row(stage.seconds, step)
     end = last + (seconds.max() if stage.whole else seconds)
@@ -145,8 +169,7 @@ def _run_exchange(
 
 
 def _run_shared(
-    program: Program,
-    numbers: Sequence[int],
+    works: Sequence[tuple[int, Work]],
     step: int,
     row: int,
     clocks: dict[str, FloatArray],
@@ -154,7 +177,8 @@ def _run_shared(
     cores: int,
 ) -> None:
     """Work that follows on each other without an exchange between: ranks share the cores over all of it."""
-    work = np.stack([_row(_seconds(program[number]), step) for number in numbers])
+    numbers = [number for number, _ in works]
+    work = np.stack([_row(stage.seconds, step) for _, stage in works])
     start = clocks[MAIN]
     done = np.cumsum(work, axis=0)
     finish = shared_finish(start, done[-1], cores)
@@ -167,11 +191,6 @@ def _run_shared(
             record.starts[number, row] = edges[place - 1]
         record.ends[number, row] = edges[place]
     clocks[MAIN] = record.ends[numbers[-1], row]
-
-
-def _seconds(stage: Stage) -> FloatArray:
-    assert isinstance(stage, Work)
-    return stage.seconds
 
 
 def _row(values: FloatArray, step: int) -> FloatArray:

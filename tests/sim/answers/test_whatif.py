@@ -363,6 +363,27 @@ def test_what_the_urgent_chain_of_cpu_ranks_computes_falls_beside_the_sum_of_den
     assert model - 1e-12 <= computed <= model + chain[1:-1].mean() + 1e-12
 
 
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_dense_sums_of_a_split_backward_are_waited_for_where_a_run_does(device: str) -> None:
+    """GPUs leave them to the next forward, which is longer here; CPU ranks of a machine wait at the end of a step."""
+    where = setting(lengths="fixed:400", samples_per_gpu=64, dense_bytes=2e8, bucket_bytes=1e8)
+    if device == "cpu":
+        where = replace(where, profile=load_profile("cpu-aarch64"), cluster=load_cluster("cpu"))
+    where = replace(where, jitter=0.0, cost_error=0.0)
+    made = simulate_features(where, Features(postpone=True), num_ranks=8, num_steps=8, plan_steps=4)
+    d, total = made.durations, made.outcome.accounts.total
+    alone = d.control + d.host + d.compute + d.weights + d.optimizer
+    waited = (total - alone)[2:-1]
+    if device == "cpu":
+        assert (waited >= 0.99 * d.dense_last[2:-1]).all()
+    else:
+        assert (d.dense_last > 0.02 * alone).all()
+        assert (d.dense_total < 0.5 * d.forward).all()
+        assert waited.max() < 0.01 * d.dense_last.min()
+        # The last step waits for its own sums.
+        assert (total - alone)[-1].min() > 0.99 * d.dense_last.max()
+
+
 @pytest.mark.parametrize("postpone", [False, True])
 def test_bytes_between_cpu_ranks_beyond_two_take_what_was_measured_of_four(postpone: bool) -> None:
     """Ranks that share cores copy more slowly, and a sum over more than two travels twice."""
