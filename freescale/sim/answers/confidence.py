@@ -38,6 +38,15 @@ def marks(setting: Setting, *, num_ranks: int = 1) -> list[Mark]:
         found.append(Mark("exchange rate and latency", state, "between two ranks of this machine"))
         found.append(Mark("more ranks than were measured", EXTRAPOLATED, "the exchange was measured on two"))
         return found
+    if setting.knows_weights:
+        found.append(
+            Mark(
+                "dense sums beside the next forward",
+                EXTRAPOLATED,
+                "of a split backward, pieces and layers equally long; with optim.clip_norm, or an encoder without "
+                "calls_layers, a run waits for them sooner",
+            )
+        )
     if profile.shared_by > 1:
         count = profile.shared_by
         found.append(Mark("exchange rate and latency", CALIBRATED, f"between {count} ranks that share a GPU"))
