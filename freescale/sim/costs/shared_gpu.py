@@ -70,6 +70,7 @@ def measure_out_shared(
         forward=_over(asked.forward, asked.compute) * compute,
         weights=weights,
         contention=contention,
+        # Rows' part of it comes with the weights', wherever those are updated: it was measured as one.
         optimizer=row_work,
         gather=none,
         gather_late=none,
