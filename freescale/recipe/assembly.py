@@ -125,7 +125,14 @@ def build_run(
         sampler=sampler,
         examples=train,
     )
-    postponed = postpone_bytes(config, embedding, ranks, progress, captured=capture.recorder is not None)
+    postponed = postpone_bytes(
+        config,
+        embedding,
+        ranks,
+        progress,
+        captured=capture.recorder is not None,
+        calls_layers=bool(getattr(getattr(model, "encoder", None), "calls_layers", False)),
+    )
     postponing = postpone_share(config, ranks, switch, postpones=postponed is not None)
     processes = loader_processes(
         config,

@@ -75,9 +75,18 @@ def hides_traffic(config: Config, embedding: ShardedEmbedding, ranks: Ranks) -> 
 
 
 def postpone_bytes(
-    config: Config, embedding: ShardedEmbedding, ranks: Ranks, progress: Progress, *, captured: bool
+    config: Config,
+    embedding: ShardedEmbedding,
+    ranks: Ranks,
+    progress: Progress,
+    *,
+    captured: bool,
+    calls_layers: bool = True,
 ) -> int | None:
-    """What postponed weight gradients may keep; None: they come in the plain order, for a reason that is told."""
+    """What postponed weight gradients may keep; None: they come in the plain order, for a reason that is told.
+
+    `captured`: steps are replayed. `calls_layers`: what the encoder says of its forward (`model/encoder.py`).
+    """
     if config.pipeline.postpone == "off":
         return None
     reason = None
@@ -91,6 +100,12 @@ def postpone_bytes(
                 0,
                 "weights are updated at the end of a step, not beside the next forward: optim.clip_norm needs the "
                 "norm of all gradients",
+            )
+        elif not calls_layers:
+            progress.notice(
+                0,
+                f"all weights are updated before the next forward begins, not layer by layer in it: the encoder "
+                f"{config.model.kind} does not say `calls_layers`",
             )
         return int(config.pipeline.postpone_mb * (1 << 20))
     progress.notice(0, f"weight gradients in the plain order, not postponed: {reason}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -186,3 +187,13 @@ def test_a_bound_on_the_norm_is_told_to_keep_updates_at_the_end_of_a_step(tmp_pa
     )
     assert sum(word in text for text in clipped) == 1
     assert not any(word in text for text in free)
+
+
+def notices_without_layers(rank: int, folder: Path) -> list[str]:
+    with patch.object(HSTU, "calls_layers", False):
+        return notices(rank, folder)
+
+
+def test_an_encoder_that_does_not_say_how_it_calls_its_layers_is_told_what_that_costs(tmp_path: Path):
+    told = run_on_ranks(notices_without_layers, 2, tmp_path, timeout=60)[0]
+    assert sum("the encoder hstu does not say `calls_layers`" in text for text in told) == 1
