@@ -98,9 +98,10 @@ class SharedRings:
 
     def drain(self) -> None:
         """Until all that was begun has left and arrived."""
-        for side in self._sides:
-            if side:
-                self.finish(side[-1].pending)
+        with self._lock:  # the thread beside it may do the last round between two looks
+            last = [side[-1].pending for side in self._sides if side]
+        for pending in last:
+            self.finish(pending)
 
     def check(self) -> None:
         """Whoever waits hears at once what has gone wrong."""

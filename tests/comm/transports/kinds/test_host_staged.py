@@ -9,13 +9,15 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.rings import ring_transport
+from freescale.comm.rings import cpu_engine, ring_transport
 from freescale.comm.rings.ring_transport import RingTransport
 from freescale.comm.rings.rounds import EPOCHS, Rings
 from freescale.comm.rings.shared_memory import together
@@ -90,6 +92,42 @@ def grow(rank: int) -> list[int]:
 
 def test_slots_grow_with_the_messages_of_any_rank():
     assert run_on_ranks(grow, 2, timeout=110) == [[1 << 16, 1 << 20, 1 << 21]] * 2
+
+
+class TakenMeanwhile(deque[Any]):
+    """Rounds that the thread beside the ranks does right after somebody has seen that there are some."""
+
+    engine: Any = None
+
+    def __bool__(self) -> bool:
+        found, engine, self.engine = len(self) > 0, self.engine, None
+        if engine is not None:
+            engine.poll()
+        return found
+
+
+def drain_beside_the_thread(rank: int) -> float:
+    """All has come when rank 0 looks at what is under way, and its thread does it between two looks."""
+    cpu_engine._NUDGE_S = 1000.0  # the thread itself keeps away
+    staged = open_staged()
+    if rank == 1:
+        dist.barrier()  # rank 0 has begun, and found nothing
+    pending = staged.start(torch.ones(2), send=[1, 1], receive=[1, 1])
+    if rank == 0:
+        dist.barrier()
+    dist.barrier()
+    engine: Any = staged._engine
+    if rank == 0:
+        engine._sides = tuple(map(TakenMeanwhile, engine._sides))
+        engine._sides[1].engine = engine
+        assert len(engine._sides[1]) == 1, "what rank 1 has sent is still to be taken"
+    engine.drain()
+    return float(pending.wait().sum())
+
+
+def test_slots_that_grow_wait_for_rounds_that_the_thread_takes_over():
+    """It may do the last round after the look at whether there is one: that was an IndexError, now and then."""
+    assert run_on_ranks(drain_beside_the_thread, 2) == [2.0, 2.0]
 
 
 def start_and_leave(rank: int) -> float:
