@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import itertools
 import mmap
 import os
@@ -156,6 +157,33 @@ def _unchanged(planned: PlannedBatch | FreeScaleError) -> _Loaded:
     return planned
 
 
+@contextlib.contextmanager
+def forks_without_collections() -> Iterator[None]:
+    """Inside, the collector of this process, and of those forked from it, does nothing (`leave_to_the_rank`)."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def leave_to_the_rank() -> None:
+    """In a new loader process: what the rank has left for the collector stays, and what comes after it is collected.
+
+    It may be memory of a GPU, which only the rank can give back.
+    """
+    gc.freeze()
+    gc.enable()
+
+
+def _begin(worker: int) -> None:
+    """What a loader process of torch does first."""
+    leave_to_the_rank()
+    live_as_long_as_the_rank(worker)
+
+
 def live_as_long_as_the_rank(worker: int) -> None:
     """In a loader process: no shorter than the rank that needs it, and no longer.
 
@@ -173,7 +201,8 @@ class LoadedBatches:
     """Batches in step order; closed before its end, its loader processes end with it."""
 
     def __init__(self, loader: DataLoader[_Loaded]) -> None:
-        self._batches: Iterator[_Loaded] = iter(loader)
+        with forks_without_collections():
+            self._batches: Iterator[_Loaded] = iter(loader)
         _open.add(self)
 
     def __iter__(self) -> Iterator[PlannedBatch]:
@@ -221,7 +250,7 @@ def load_batches(
         pin_memory=pin,
         prefetch_factor=_PREFETCH if workers else None,
         collate_fn=collate,
-        worker_init_fn=live_as_long_as_the_rank,
+        worker_init_fn=_begin,
     )
     return LoadedBatches(loader)
 

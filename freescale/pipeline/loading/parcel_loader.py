@@ -13,15 +13,13 @@ is padded by the thread. Maps that learn ids are asked in the rank itself, and h
 
 from __future__ import annotations
 
-import gc
 import mmap
 import multiprocessing
 import pickle
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -36,7 +34,11 @@ from freescale.data import Examples, SequenceBatch
 from freescale.errors import FreeScaleError, TrainingError
 from freescale.kernels.runtime import HostRoom
 from freescale.pipeline.ids.row_finder import RowFinder
-from freescale.pipeline.loading.loader import live_as_long_as_the_rank
+from freescale.pipeline.loading.loader import (
+    forks_without_collections,
+    leave_to_the_rank,
+    live_as_long_as_the_rank,
+)
 from freescale.pipeline.padding.padded_batch import PaddedBatch, rows_in_parcel
 from freescale.pipeline.padding.padder import Padder
 from freescale.pipeline.padding.source import PaddingSource, Template
@@ -128,7 +130,7 @@ class ParcelLoader:
         self._templates: list[Template] = []
         self._numbers: _Numbered = {}
         self._workers: list[_Worker] = []
-        with _no_collections():
+        with forks_without_collections():
             for number in range(workers):
                 steps = range(first_step + number, self._end, workers)
                 self._workers.append(_Worker(partial(_serve, maker=maker, steps=steps)))
@@ -173,18 +175,6 @@ class ParcelLoader:
             worker.close()
 
 
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Inside, the collector of this process, and of those forked from it, does nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 _Numbered = dict[tuple[Any, ...], tuple[int, Template]]
 
 
@@ -203,9 +193,7 @@ class _Worker:
         weakref.finalize(self, self._process.kill)
 
     def _run(self, serve: Callable[[_Worker], None], pipe: Connection) -> None:
-        # What the rank has left for the collector may be memory of a GPU, which only the rank can give back.
-        gc.freeze()
-        gc.enable()
+        leave_to_the_rank()
         live_as_long_as_the_rank(0)
         torch.set_num_threads(1)  # threads of the rank have not come along
         self.pipe.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -34,6 +35,37 @@ def test_a_killed_loader_process_is_named():
     with ended as caught, naming_lost_workers():
         next(load_batches(Killed(), None, first_step=0, num_steps=3, workers=1))
     assert "data.workers=0" in str(caught.value)
+
+
+class Collecting:
+    """A sampler whose plans come with a full collection."""
+
+    def plan(self, step: int) -> None:
+        gc.collect()
+        raise DataError("planned, and nothing was touched")
+
+
+def test_what_the_rank_left_for_the_collector_is_not_touched_by_loader_processes():
+    """Memory of a GPU, say. Processes that write whole parcels have kept to it for long, those of torch had not."""
+
+    class Foreign:
+        def __del__(self) -> None:
+            if os.getpid() != rank:
+                os._exit(7)
+
+    rank = os.getpid()
+    gc.disable()
+    try:
+        left = Foreign()
+        left.itself = left
+        del left
+        batches = load_batches(Collecting(), None, first_step=0, num_steps=2, workers=1)
+        with contextlib.closing(batches), pytest.raises(DataError, match="nothing was touched"):
+            next(batches)
+        assert not gc.isenabled(), "as it was before"
+    finally:
+        gc.enable()
+        gc.collect()
 
 
 class Damaged:
