@@ -72,7 +72,7 @@ def train_in_turn(
     folder: Path,
     seconds: float = 1e9,
 ) -> dict[int, Path | str]:
-    """Train recipes one after the other; by number, the folder of each run or what went wrong with it.
+    """Train recipes one after the other; by number, the folder of each run or all that is known of what went wrong.
 
     Ranks are started once, and again after a failure, for what comes after it. No run begins when the time is over, and
     none after Ctrl-C.
@@ -90,20 +90,36 @@ def train_in_turn(
         try:
             launch([str(plan)], num_ranks=num_ranks, environment=environment, program=(RANK_FILE,))
         except FreeScaleError as error:
-            problem = str(error).splitlines()[0]
+            problem = str(error)
         except KeyboardInterrupt:
             stopped = True
         results |= {n: folder / str(n) for n in left if (folder / str(n) / "trained").exists()}
         if stopped or not problem:
             break
-        failed = {n: problem for n in left if n not in results and began(folder / str(n))}
-        if not failed:
+        broken = [n for n in left if n not in results and began(folder / str(n))]
+        if not broken:
             raise SystemExit(f"FAILED: ranks ended before their first run: {problem}")
+        failed = {n: "\n".join([problem, *last_words(folder / str(n))]) for n in broken}
         results |= failed
-        print(f"failed: {problem}", flush=True)  # at once: whoever ends the benchmark should still know
+        for story in failed.values():  # at once: whoever ends the benchmark should still know
+            print(f"failed: {story}", flush=True)
         if len(results) == len(recipes):
             break
     return results
+
+
+def last_words(out: Path) -> list[str]:
+    """What each rank of a run wrote down of its failure, with its traceback: the first message may not be the cause."""
+    try:
+        lines = (out / "failures.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    notes = [json.loads(line) for line in lines]
+    return [
+        f"rank {note['rank']} in stage {note['stage']!r} at step {note['step']}: "
+        + (note.get("traceback") or note["message"]).rstrip()
+        for note in notes
+    ]
 
 
 def _task(recipe: Recipe, out: Path) -> dict[str, object]:

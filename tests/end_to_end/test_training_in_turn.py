@@ -46,3 +46,35 @@ def test_two_recipes_by_one_start_have_one_curve(tmp_path: Path, monkeypatch: py
         asked = steps[0][step]["tables"]["item"]["rows"]
         assert sum(rank["item"][step] for rank in served) == asked
     sys.modules.pop("one_training", None)
+
+
+def test_all_that_ranks_said_of_a_failure_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name of a driver's error stands in the second line of a message, a rank's traceback in the run's folder."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import one_training
+
+    from freescale.errors import TrainingError
+
+    def launch(*_: Any, **__: Any) -> None:
+        (tmp_path / "0.begins").write_text("yes")
+        out = tmp_path / "0"
+        out.mkdir()
+        note = {"rank": 2, "stage": "fetch OL rows", "step": 41, "message": "IndexError: 7"}
+        traced = {**note, "traceback": "Traceback ...\n  in begin\nIndexError: 7\n"}
+        (out / "failures.jsonl").write_text(f"{json.dumps(traced)}\n{json.dumps({**note, 'rank': 3})}\n")
+        raise TrainingError("rank 1 failed: the CUDA driver refused a call", got="CUDA_ERROR_UNKNOWN")
+
+    monkeypatch.setattr(one_training, "launch", launch)
+    done = one_training.train_in_turn([one_training.Recipe(())], num_ranks=4, environment={}, folder=tmp_path)
+    sys.modules.pop("one_training", None)
+    story = done[0]
+    for told in (
+        "CUDA_ERROR_UNKNOWN",
+        "rank 2 in stage 'fetch OL rows' at step 41: Traceback",
+        "in begin",
+        "rank 3",
+    ):
+        assert told in story
+    assert f"failed: {story}" in capsys.readouterr().out
