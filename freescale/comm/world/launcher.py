@@ -29,6 +29,7 @@ from freescale.comm.world.watch import (
     FailureNote,
     Liveness,
     SignOfLife,
+    ask_for_stacks,
     end_process,
     first_cause,
     report_failure,
@@ -189,6 +190,7 @@ def _wait(
         if requests and time.monotonic() > requests[0] + _SAVE_S:
             break
         if silent := ranks.judge():
+            ask_for_stacks(processes[silent.rank].pid)
             return PeerError(silence(silent))
         time.sleep(0.05)
     failed = {rank: code for rank, process in processes.items() if (code := process.poll())}

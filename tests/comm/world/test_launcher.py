@@ -349,6 +349,30 @@ def test_a_stopped_rank_ends_the_run_after_silent_s(run_with_torch):
     assert "has given no sign of life for 3 s" in message
 
 
+WATCHED = """
+from freescale.comm.world.watch import open_watch
+import ctypes
+watch = open_watch(rank, 2, silent_s=2)
+def never_lets_go(): ctypes.PyDLL(None).sleep(60)
+def gives_up(): os.abort()
+"""
+
+
+def test_a_rank_whose_interpreter_is_held_shows_where_it_stands(run, capfd):
+    """It cannot give a sign of life, and nobody knew what it was doing."""
+    program = WATCHED + "time.sleep(1.5)\nif rank == 1: never_lets_go()\ntime.sleep(60)"
+    message = assert_fails_fast(run, program, 2)
+    assert "has given no sign of life for 2 s" in message
+    assert "does not let go of its interpreter" in message
+    assert "in never_lets_go" in capfd.readouterr().err
+
+
+def test_a_rank_that_a_library_ends_shows_where_it_stood(run, capfd):
+    message = assert_fails_fast(run, WATCHED + "if rank == 1: gives_up()\ntime.sleep(60)", 2)
+    assert "rank 1 was killed by SIGABRT" in message
+    assert "in gives_up" in capfd.readouterr().err
+
+
 JOIN = """
 from freescale.comm.world.ranks import join_ranks
 import torch

@@ -216,5 +216,6 @@ def silence(sign: SignOfLife) -> str:
     """What is said of a rank that gives no sign of life."""
     return (
         f"rank {sign.rank} on {sign.host} has given no sign of life for {sign.silent_s:g} s, last {sign.where}: its"
-        f" process is stopped, or its machine is down or cut off\n  next:    {RESUMES}; comm.silent_s allows more"
+        " process is stopped, a call does not let go of its interpreter, or its machine is down or cut off\n"
+        f"  next:    {RESUMES}; comm.silent_s allows more"
     )

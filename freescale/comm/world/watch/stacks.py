@@ -1,0 +1,33 @@
+"""Where the threads of a rank stand, written to its stderr without its interpreter.
+
+A rank that a library has ended by a signal, or whose interpreter a call does not let go of, cannot say it itself.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from contextlib import suppress
+
+_SHOW = signal.SIGUSR2
+
+
+def show_stacks_when_lost() -> None:
+    """From now on this process writes where its threads stand when it is ended by an error's signal, or asked to.
+
+    What a program has chosen for these signals stays.
+    """
+    with suppress(
+        OSError, ValueError, RuntimeError, AttributeError
+    ):  # stderr is no file: nobody would read it
+        if not faulthandler.is_enabled():
+            faulthandler.enable()
+        if signal.getsignal(_SHOW) is signal.SIG_DFL:
+            faulthandler.register(_SHOW, chain=False)
+
+
+def ask_for_stacks(pid: int) -> None:
+    """Let a rank that gives no sign of life write where it stands; it is ended right after."""
+    with suppress(OSError):
+        os.kill(pid, _SHOW)
