@@ -155,7 +155,10 @@ class Rings:
 
 
 def rings_of_gpus(num_ranks: int) -> Rings:
-    """What ranks that move rows by copy engines begin with; half as many slots, because they grow larger."""
+    """What ranks that move rows by copy engines begin with; half as many slots, because they grow larger.
+
+    Not fewer: streams that share a hardware queue would wait for credit that is written behind their own wait.
+    """
     return Rings(num_ranks, num_slots=4, cut=GPU_CUT)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch.distributed as dist
 from freescale.comm.rings import cuda_driver, ring_transport, stream_engine
 from freescale.comm.rings.cuda_driver import CudaDriver, pack_operations
 from freescale.comm.rings.ring_transport import RingTransport
-from freescale.comm.rings.rounds import EPOCHS, Rings
+from freescale.comm.rings.rounds import EPOCHS, Cut, Rings, rings_of_gpus
 from freescale.comm.rings.shared_memory import share_memory
 from freescale.comm.transport import own_group
 from freescale.comm.transports.host_staged_multinode import MultinodeStagedTransport
@@ -118,6 +120,43 @@ def check(main: FakeStream, pending: Any, wanted: torch.Tensor) -> None:
 )
 def test_rows_arrive_whatever_the_splits(kind, num_ranks, rings):
     run_on_ranks(exchange_many, num_ranks, num_ranks, kind, rings, timeout=110)
+
+
+def exchange_by_few_queues(rank: int, num_ranks: int, num_queues: int) -> None:
+    """Three channels of a rank whose streams share queues: whatever waits holds up what any of them was given later."""
+    main = install()
+    queues, numbers = [FakeStream() for _ in range(num_queues)], itertools.count(rank)
+
+    class OnOneOfThem(FakeStream):
+        def __init__(self, device: Any = None, priority: int = 0) -> None:
+            super().__init__(device, priority)
+            self._work = queues[next(numbers) % num_queues]._work
+
+    torch.cuda.Stream = OnOneOfThem  # type: ignore[misc]
+    route: Any = find_transport_kind("host_staged")
+    rings = replace(rings_of_gpus(num_ranks), slot_bytes=4096, cut=Cut(least=4096, most=4096))
+    channels = [
+        route.build(dist.group.WORLD, gpu_facts(), 20.0, rings=rings, driver=FakeDriver()) for _ in range(3)
+    ]
+    rng, on_the_way = random.Random(13), []
+    for number in range(40):
+        most = rng.choice([0, 1, 300, 2000])  # up to twelve rounds
+        counts = [[rng.choice([0, rng.randint(0, most)]) for _ in range(num_ranks)] for _ in range(num_ranks)]
+        send, receive = counts[rank], [row[rank] for row in counts]
+        rows = torch.cat([block(number, rank, target, send[target]) for target in range(num_ranks)])
+        wanted = torch.cat([block(number, source, rank, receive[source]) for source in range(num_ranks)])
+        on_the_way.append((rng.choice(channels).start(rows, send=send, receive=receive), wanted))
+        rng.shuffle(on_the_way)
+        while len(on_the_way) > 6 or (on_the_way and rng.random() < 0.4):
+            check(main, *on_the_way.pop())
+    while on_the_way:
+        check(main, *on_the_way.pop())
+
+
+@pytest.mark.parametrize("num_queues", [1, 2, 5])
+def test_channels_whose_streams_share_queues_do_not_wait_for_each_other(num_queues):
+    """With rings of two slots they would: the credit of a chunk is written behind the wait for it two chunks later."""
+    run_on_ranks(exchange_by_few_queues, 3, 3, num_queues, timeout=100)
 
 
 def keep_the_lock() -> None:
