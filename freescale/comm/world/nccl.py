@@ -20,7 +20,7 @@ PROMISED = 2
 """Ranks a GPU that NVIDIA promises. Four and eight hung: a rank's own work stood still while the kernels of others
 waited for it (docs/results.md, "NCCL between ranks of one GPU")."""
 
-_SHARED = "FREESCALE_SHARED_NCCL"
+SHARED = "FREESCALE_SHARED_NCCL"
 """Set to 0, ranks that share a GPU use no NCCL, whatever its version; set to 1, more than two of them try it."""
 
 
@@ -65,9 +65,9 @@ def decode_version(number: int) -> tuple[int, int, int]:
 
 def no_shared_nccl(num_ranks: int = PROMISED) -> str | None:
     """Why so many ranks that share a GPU have no NCCL here, by its version and their number; None if they can try."""
-    asked = os.environ.get(_SHARED)
+    asked = os.environ.get(SHARED)
     if asked == "0":
-        return f"{_SHARED}=0"
+        return f"{SHARED}=0"
     version = loaded_nccl()
     if version is None:
         return "torch has no NCCL here"
@@ -75,7 +75,7 @@ def no_shared_nccl(num_ranks: int = PROMISED) -> str | None:
         dotted, needed = (".".join(map(str, each)) for each in (version, SHARES_GPU))
         return f"NCCL {dotted} takes one rank a GPU, {needed} and later take several"
     if num_ranks > PROMISED and asked != "1":
-        return f"NCCL between {num_ranks} ranks of one GPU may hang beside compute; {_SHARED}=1 tries it"
+        return f"NCCL between {num_ranks} ranks of one GPU may hang beside compute; {SHARED}=1 tries it"
     return None
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from freescale.comm.world.gpu_sharing import virtual_gpus
 from freescale.comm.world.launcher import as_rank, launch
-from freescale.comm.world.nccl import loaded_nccl, no_shared_nccl
+from freescale.comm.world.nccl import PROMISED, SHARED, loaded_nccl, no_shared_nccl
 from freescale.comm.world.ranks import backend_for, join_ranks
 from freescale.errors import FreeScaleError, TrainingError
 
@@ -31,7 +31,9 @@ def try_shared_nccl() -> tuple[bool, str]:
             launch([], num_ranks=2, environment=shared.environment, program=("-m", __name__))
     except FreeScaleError as error:
         return False, f"NCCL {version} should, but does not: {error.what}"
-    return True, f"yes: two ranks of one GPU added up and exchanged rows over NCCL {version}"
+    told = f"yes: two ranks of one GPU added up and exchanged rows over NCCL {version}"
+    more = no_shared_nccl(PROMISED + 1)
+    return True, told if more is None else f"{told}; more than two may hang ({SHARED}=1 tries)"
 
 
 def _rank() -> None:
