@@ -60,7 +60,7 @@ def backward(vectors: dict[str, Tensor]) -> float:
         total = total + (weight * each).sum() + (weight * each.square()).sum() / 3
     if total.requires_grad:
         total.backward()
-    return float(total)
+    return float(total.detach())
 
 
 def train_plainly(embedding: ShardedEmbedding, batches: list[Batch]) -> list[float]:
