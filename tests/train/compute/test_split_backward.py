@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch.distributed as dist
 
 from freescale.kernels.runtime import PostponedGradients
+from freescale.pipeline.prioritized.adaptive import Switch
 from freescale.train.compute import dense_gradients, split_backward
 from freescale.train.compute.dense_gradients import FlatSum
 from freescale.train.loop import train
@@ -135,7 +137,8 @@ def found_out(rank: int, folder: Path) -> list[dict[str, Any]]:
     recipe = (*recipe, "balance.refit_every=null")  # who computes what must not follow from times
     ways = ("pipeline.postpone=auto", "pipeline.decide_every=60")
     run, recorder = make_run((*recipe, *ways), folder / "auto")
-    train(run)
+    with patch.object(Switch, "agree", return_value=None):  # plain rows may be faster here, and hide nothing
+        train(run)
     ours = {"losses": [event["loss"] for event in recorder.of("step")], "tensors": full_tensors(run)}
     plain = train_small((*recipe, PLAIN, "pipeline.decide_every=null"), folder / "plain")
     assert_same_bits(ours, plain)
