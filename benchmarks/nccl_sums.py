@@ -39,6 +39,7 @@ from freescale.comm.world.nccl import loaded_nccl
 SIZES = (1_310_720, 4_203_137, 9_472_516)
 """Numbers of a sum: two buckets and all dense gradients of an HSTU of 4 x 512."""
 
+COMPUTES = ("products", "forward", "backward", "add")
 LIMIT_S = 60.0
 _STILL_S = 7.0
 _TOKENS, _DIM, _WIDE = 40_000, 512, 2048
@@ -63,7 +64,7 @@ class Rank:
         kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
         self.tokens, self._weight = torch.randn(_TOKENS, _DIM, **kind), torch.randn(_DIM, _WIDE, **kind)
         self._hidden = self.tokens @ self._weight
-        self.compute = os.environ.get("COMPUTE", "products")
+        self.compute = os.environ.get("COMPUTE", COMPUTES[0])
         self.work(1)  # loads the kernels
         dist.all_reduce(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()
@@ -154,9 +155,14 @@ def be_rank(rank: int, num_ranks: int, folder: Path) -> None:
     os._exit(0)
 
 
+def pairs_of(variant: str) -> list[tuple[str, str]]:
+    """Names and values; one that is missing is empty."""
+    return [(name, value) for name, _, value in (each.partition("=") for each in variant.split(",") if each)]
+
+
 def try_with(variant: str, num_ranks: int, environment: dict[str, str]) -> dict[str, Any]:
     """Where the ranks came to, with these variables."""
-    changed = dict(each.split("=", 1) for each in variant.split(",") if each)
+    changed = dict(pairs_of(variant))
     env = {name: value for name, value in {**environment, **changed}.items() if value != "unset"}
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
@@ -205,6 +211,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.rank is not None:
         be_rank(options.rank, options.ranks, options.folder)
+    for name, value in (pair for variant in options.variants for pair in pairs_of(variant)):
+        if not name or not value or (name == "COMPUTE" and value not in COMPUTES):
+            parser.error(
+                f"--with takes NAME=VALUE,...; COMPUTE is one of {', '.join(COMPUTES)}; got {name}={value}"
+            )
     answers = []
     for variant in options.variants:
         with virtual_gpus(

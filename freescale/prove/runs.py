@@ -6,7 +6,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -91,9 +91,18 @@ def samples_of(ranks: Ranks) -> int:
     return max(8, min(int(each) for each in ranks.gather(torch.tensor([sms]))))
 
 
-def warm_steps(ranks: Ranks, steps: int) -> int:
-    """How many of so many steps do not count: they compile kernels, and on GPUs their gaps are not known yet."""
-    return _BUSY_KNOWN_BY if ranks.device.type == "cuda" else steps // 4
+class Length(NamedTuple):
+    """Steps of a short training, and how many of them, the first ones, do not count."""
+
+    steps: int
+    warm: int
+
+
+def length_of(ranks: Ranks, steps: int) -> Length:
+    """So many steps, of which a quarter compiles kernels; on GPUs beside those whose gaps are not known yet."""
+    if ranks.device.type != "cuda":
+        return Length(steps, steps // 4)
+    return Length(steps + _BUSY_KNOWN_BY, _BUSY_KNOWN_BY)
 
 
 @dataclass

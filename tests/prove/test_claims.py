@@ -197,12 +197,12 @@ def test_ranks_on_gpus_have_a_sample_for_each_of_their_sms(monkeypatch: pytest.M
     monkeypatch.setattr(
         "torch.cuda.get_device_properties", lambda device: SimpleNamespace(multi_processor_count=32)
     )
-    for device, batch, length, warm in (("cuda", 32, 1000, 24), ("cpu", 12, 100, 12)):
+    for device, batch, length, run in (("cuda", 32, 1000, (72, 24)), ("cpu", 12, 100, (48, 12))):
         ranks = Ranks(rank=0, num_ranks=1, device=torch.device(device))
         config = load_config(None, runs.long_tailed(ranks))
         assert (config.data.global_batch, config.synthetic.mean_length) == (batch, length)
         assert config.synthetic.users >= 2 * batch
-        assert runs.warm_steps(ranks, 48) == warm
+        assert runs.length_of(ranks, 48) == run
 
 
 @pytest.mark.parametrize(

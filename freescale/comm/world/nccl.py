@@ -11,6 +11,8 @@ import functools
 import os
 from pathlib import Path
 
+from freescale.errors import TrainingError
+
 SHARES_GPU = (2, 30, 0)
 """The first version that takes several ranks on one GPU, when told so by the variable below."""
 
@@ -64,8 +66,16 @@ def decode_version(number: int) -> tuple[int, int, int]:
 
 
 def no_shared_nccl(num_ranks: int = PROMISED) -> str | None:
-    """Why so many ranks that share a GPU have no NCCL here, by its version and their number; None if they can try."""
-    asked = os.environ.get(SHARED)
+    """Why so many ranks that share a GPU have no NCCL here, by its version and their number; None if they can try.
+
+    Raises:
+        TrainingError: the environment asks for something else.
+    """
+    asked = os.environ.get(SHARED, "")
+    if asked not in ("", "0", "1"):
+        raise TrainingError(
+            f"{SHARED} is neither 0 nor 1", got=asked, allowed="0: no NCCL; 1: any number of ranks"
+        )
     if asked == "0":
         return f"{SHARED}=0"
     version = loaded_nccl()

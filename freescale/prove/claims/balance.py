@@ -19,7 +19,7 @@ from freescale.prove.claim import (
     needs_two,
     one_case,
 )
-from freescale.prove.runs import SHARES, account_of, long_tailed, train_shortly, warm_steps
+from freescale.prove.runs import SHARES, account_of, length_of, long_tailed, train_shortly
 from freescale.registry import register
 
 _WAYS = {
@@ -42,8 +42,7 @@ class LessBubble:
     def measure(ranks: Ranks, setting: Setting) -> Evidence:
         """Rounds of both ways; the first steps compile kernels and do not count."""
         steps, rounds = (16, 2) if setting.quick else (48, 3)
-        steps += 32 if ranks.device.type == "cuda" else 0
-        warm = warm_steps(ranks, steps)
+        steps, warm = length_of(ranks, steps)
         found: dict[str, list[Any]] = {way: [] for way in _WAYS}
         for turn in range(rounds):
             order = list(_WAYS) if turn % 2 == 0 else list(_WAYS)[::-1]

@@ -23,7 +23,7 @@ from freescale.prove.claim import (
     evidence_of,
     one_case,
 )
-from freescale.prove.runs import account_of, long_tailed, samples_of, train_shortly, warm_steps
+from freescale.prove.runs import account_of, length_of, long_tailed, samples_of, train_shortly
 from freescale.recipe import Config, build_examples, build_sampler, build_source, load_config
 from freescale.registry import register
 from freescale.sim import Features, Profile, Workload, load_cluster, loads_of, preset_names, simulate_features
@@ -31,7 +31,7 @@ from freescale.sim import Setting as SimSetting
 
 MOST_STEP, MOST_BUBBLE = 0.10, 0.05
 """Of the step, relative, and of the bubble, in shares of the step: twice what an idle machine shows."""
-_STEPS, _MORE_ON_GPUS = 40, 8
+_STEPS = 40
 _PLAIN = "pipeline.prioritized=false"
 _WAYS = {
     "all off": (
@@ -69,8 +69,7 @@ class Prediction:
     @staticmethod
     def measure(ranks: Ranks, setting: Setting) -> Evidence:
         """The profile first, while nobody trains; then both ways of training."""
-        steps = _STEPS + (_MORE_ON_GPUS if ranks.device.type == "cuda" else 0)
-        warm = warm_steps(ranks, steps)
+        steps, warm = length_of(ranks, _STEPS)
         keys = (*long_tailed(ranks), f"run.steps={steps}", f"run.device={ranks.device.type}")
         evidence: Evidence = {}
         config = load_config(None, list(keys))

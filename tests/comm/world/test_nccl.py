@@ -12,6 +12,7 @@ import torch
 
 from freescale.comm.world import nccl, ranks
 from freescale.comm.world.ranks import backend_for
+from freescale.errors import TrainingError
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,13 @@ def test_who_is_given_nccl(device, shared, mps, version, backend, monkeypatch):
     else:
         monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     assert backend_for(torch.device(device)) == backend
+
+
+def test_another_wish_is_refused(monkeypatch):
+    monkeypatch.setattr(nccl, "loaded_nccl", lambda: (2, 31, 2))
+    monkeypatch.setenv("FREESCALE_SHARED_NCCL", "yes")
+    with pytest.raises(TrainingError, match="neither 0 nor 1"):
+        nccl.no_shared_nccl()
 
 
 def test_more_than_two_ranks_of_a_gpu_have_nccl_when_asked(monkeypatch):

@@ -18,9 +18,8 @@ def show_stacks_when_lost() -> None:
 
     What a program has chosen for these signals stays.
     """
-    with suppress(
-        OSError, ValueError, RuntimeError, AttributeError
-    ):  # stderr is no file: nobody would read it
+    # Where stderr is no file, nobody would read it.
+    with suppress(OSError, ValueError, RuntimeError, AttributeError):
         if not faulthandler.is_enabled():
             faulthandler.enable()
         if signal.getsignal(_SHOW) is signal.SIG_DFL:
