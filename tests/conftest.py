@@ -152,22 +152,22 @@ def pytest_collection_finish() -> None:
     """What is loaded is set aside: each run collects garbage twice, in a forked rank through a copy of every page."""
     gc.collect()
     gc.freeze()
-    # Every run asks whether somebody has; counting goes through all of it.
-    gc.get_freeze_count = lambda: 1
+    # Every run that ends would put all of it back.
+    gc.unfreeze = lambda: None
 
 
-TRUE_FREEZE_COUNT = gc.get_freeze_count
+TRUE_UNFREEZE = gc.unfreeze
 
 
 @pytest.fixture
-def true_freeze_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def true_unfreeze(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what is set aside."""
-    monkeypatch.setattr(gc, "get_freeze_count", TRUE_FREEZE_COUNT)
+    monkeypatch.setattr(gc, "unfreeze", TRUE_UNFREEZE)
 
 
 def pytest_unconfigure() -> None:
     """Extension modules count what nobody has collected when the process ends."""
-    gc.unfreeze()
+    TRUE_UNFREEZE()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,6 @@ class GcFreeze:
 
     def __init__(self) -> None:
         self._steps = 0
-        self._others = gc.get_freeze_count() > 0  # somebody has set things aside before: they stay there
 
     def __enter__(self) -> Self:
         _set_aside()
@@ -35,8 +34,9 @@ class GcFreeze:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._others:
-            gc.unfreeze()
+        # All of it, whoever has set it aside: there is no other way, and a run that stayed there would keep its tables
+        # for as long as the process lives. Python 3.12 sets some hundred objects aside before anybody asks.
+        gc.unfreeze()
 
 
 def _set_aside() -> None:
