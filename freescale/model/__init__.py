@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from freescale.model.inputs.feature_tokens import FeatureTokens
     from freescale.model.inputs.item_encoders import ContentProjection, TextEncoder
     from freescale.model.inputs.item_towers import ItemTowers
+    from freescale.model.parts.blocks import RelativeBias
     from freescale.model.parts.dropout import Dropout, drawn_by_rank, dropout_keys, dropout_step
     from freescale.model.parts.moe import MoE, moe_layers
     from freescale.model.parts.router import EXTRAS, nan_error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -104,6 +106,23 @@ def test_large_batches_are_computed_as_usual(tmp_path):
     )
     found = why_not(config, run.state.model, tables_of(run), usual_tokens=102_273)
     assert "102,273 tokens" in found
+
+
+@pytest.mark.parametrize(
+    ("keys", "recorded"),
+    [
+        ("model.kind=hstu", False),
+        ("model.kind=sasrec", True),  # has no table of distances
+        ("model.kind=hstu data.max_length=1024", True),
+    ],
+)
+def test_batches_whose_pairs_may_not_fit_are_computed_as_usual(tmp_path, keys, recorded):
+    """Lists of such batches have no fixed size: padded, they were slower, and an assertion failed in the fifth step."""
+    run, config, _ = small_run(tmp_path, *SMALL, "data.max_length=8192", *keys.split())
+    config = replace(config, model=replace(config.model, dtype="bfloat16", heads=4, dim=512))
+    config = replace(config, data=replace(config.data, global_batch=128))
+    found = why_not(config, run.state.model, tables_of(run), usual_tokens=40_000)
+    assert found is None if recorded else "40,000 tokens, and histories of up to 8,192" in found
 
 
 def test_capture_is_off_or_by_itself():

@@ -123,8 +123,10 @@ class Padder:
         batch = SequenceBatch(layout.offsets, tokens, samples, pads=pads, items=items)
         views = PaddedViews(batch, layout, divisor, unique, numbers)
         made = self._made(source, parcel, _key(source, layout, parcel), views)
-        if made.in_one_piece and all(noted):
-            lists = parcel.filled_in
+        lists = parcel.filled_in
+        # A list whose size follows from the lengths cannot be written by the sizes alone.
+        fixed = len(parcel.shapes) == len(padded) + sum(len(shapes) for _, shapes in lists)
+        if made.in_one_piece and all(noted) and fixed:
             template = Template(made.key, parcel.filled, lists[:num_lists], lists[num_lists:])
             self._templates[noted, *source.size] = template
         return made

@@ -174,6 +174,21 @@ def _unread(model: Recommender, tables: RunTables, examples: Examples) -> frozen
     return RAW_IDS | ids | examples.features.of_next_events()
 
 
+def _keeps_scores(config: Config, model: Recommender, tokens: int) -> bool:
+    """Whether gradients of bias tables are summed by lists of fixed sizes, for all batches of so many tokens."""
+    import torch
+
+    from freescale.kernels import LayoutRoom, keeps_scores
+    from freescale.model import RelativeBias
+
+    tables = (each for each in model.modules() if isinstance(each, RelativeBias))
+    if not any(len(list(each.parameters())) for each in tables):
+        return True
+    room = LayoutRoom(tokens=tokens, longest=config.data.max_length)
+    itemsize = getattr(torch, config.model.dtype).itemsize
+    return keeps_scores(room, config.data.global_batch, heads=config.model.heads, itemsize=itemsize)
+
+
 def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_tokens: int = 0) -> str | None:
     """The first reason why steps of a run are not recorded; None: they are. The same on all ranks."""
     from freescale.data import is_log
@@ -184,6 +199,8 @@ def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_toke
     reasons = {
         f"a batch has up to {usual_tokens:,} tokens, which keep a GPU busy while the host goes on": usual_tokens
         >= MOST_TOKENS,
+        f"a batch has up to {usual_tokens:,} tokens, and histories of up to {config.data.max_length:,} may have more "
+        "pairs in it than gradients are kept for": not _keeps_scores(config, model, usual_tokens),
         "model.dtype=float64 is computed without fused kernels": config.model.dtype == "float64",
         "attention is computed in plain PyTorch": plain_attention(config, model, kind="cuda") is not None,
         "item vectors are computed (items.kind)": config.items.kind != "ids",

@@ -212,3 +212,18 @@ def test_what_is_only_written_is_what_would_be_sent():
             assert here[begin:end] == there[begin:end]
             begin = -(-end // 16) * 16
         assert begin == padded.num_bytes
+
+
+def test_batches_with_lists_of_no_fixed_size_are_sent():
+    """An assertion failed when such a batch was written into the parcel of another."""
+    draws = np.random.default_rng(7)
+    padder = Padder(CPU, longest=LONGEST, table_rows={"item": 30})
+    for wish in (*WISHES, ("table_plan", 64, 64, None, None)):
+        padder._wishes.note(*wish)
+    padder._wishes.took(2**20)
+    for lengths in ([7, 9, 31], [20, 20, 8], [40, 1, 1]):
+        unique, batch = indexed(make_batch(lengths, draws))
+        padded = padder.pad(batch, {"item": unique}, global_tokens=9)
+        padded.replayed.add(padded.key)
+        assert padded.sent is not None
+    assert padder.templates() == {}

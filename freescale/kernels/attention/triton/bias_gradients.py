@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention.plan.bias import CHUNK, BiasPlan, SumStep, bucket_rows
+from freescale.kernels.attention.plan.room import LayoutRoom
 from freescale.kernels.attention.plan.schedule import BIAS_ROWS, Part, is_square
 from freescale.kernels.attention.triton.launch import Launch, Tile
 from freescale.kernels.attention.triton.pair_bias import BiasTables
@@ -44,6 +45,11 @@ def score_parts(launch: Launch, tables: BiasTables) -> list[Part]:
         return []
     room = SCORE_BYTES // (launch.q.dtype.itemsize * launch.q.shape[1])
     return launch.work.parts(launch.mask, room=room)
+
+
+def keeps_scores(room: LayoutRoom, num_sequences: int, *, heads: int, itemsize: int) -> bool:
+    """Whether the score gradients of any batch of this size are kept; else its lists have no fixed size."""
+    return room.pairs(num_sequences, BIAS_ROWS) <= SCORE_BYTES // (itemsize * heads * BIAS_ROWS**2)
 
 
 def _pays(launch: Launch) -> bool:
