@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from freescale.comm.world import Membership, Ranks, as_rank, end_with_launcher, join_ranks
+from freescale.comm.world import Membership, Ranks, as_rank, end_with_launcher, in_words, join_ranks
 from freescale.prove.claim import Report, Setting
 from freescale.registry import find, load_plugin
 from freescale.trace import stage
@@ -157,7 +157,7 @@ def _child() -> None:
             _write(answer, {"evidence": evidence})
     except Exception as error:
         if not answer.exists():
-            _write(answer, {"error": f"{type(error).__name__}: {error}"})
+            _write(answer, {"error": in_words(error)})
         raise
 
 

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from freescale.comm.world.processes import Processes, RanksEndedError, naming_the_ended, other_processes
     from freescale.comm.world.ranks import Ranks, all_reduce, device_name, join_ranks, one_rank, pick_device
     from freescale.comm.world.rendezvous import send_word
-    from freescale.comm.world.watch import end_process, keep_failures_in, report_failure, was_reported
+    from freescale.comm.world.watch import (
+        end_process,
+        in_words,
+        keep_failures_in,
+        report_failure,
+        was_reported,
+    )
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -430,3 +430,16 @@ def test_signs_of_life_survive_a_frame_that_is_none(monkeypatch):
     pulse = liveness.Pulse(3, silent_s=5)
     monkeypatch.setattr(sys, "_current_frames", lambda: {threading.main_thread().ident: True})
     assert (pulse.take().rank, pulse.take().line) == (3, "")
+
+
+def test_an_error_without_a_text_is_told_by_its_place():
+    """All that a proof on four GPUs said was `AssertionError:`."""
+
+    def failing(error: Exception) -> FailureNote:
+        try:
+            raise error
+        except Exception as raised:
+            return FailureNote.of(raised)
+
+    assert failing(AssertionError()).message.startswith("AssertionError in world/test_watch.py:")
+    assert failing(AssertionError("three")).message == "AssertionError: three"

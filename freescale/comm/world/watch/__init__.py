@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         FailureNote,
         end_process,
         first_cause,
+        in_words,
         keep_failures_in,
         report_failure,
         say,

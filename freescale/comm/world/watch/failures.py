@@ -77,7 +77,7 @@ class FailureNote:
             host=socket.gethostname(),
             stage=stage,
             step=step,
-            message=str(error) if known else f"{type(error).__name__}: {error}",
+            message=str(error) if known else in_words(error),
             kind=_kind_of(error),
             time=time.time(),
             exit_code=exit_code_of(error),
@@ -90,6 +90,16 @@ class FailureNote:
             return cls(**values)
         except TypeError:
             return None
+
+
+def in_words(error: BaseException) -> str:
+    """Kind and text; of an error without a text (`assert`), where it was raised: the kind alone helps nobody."""
+    kind, text = type(error).__name__, str(error).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    if text or not frames:
+        return f"{kind}: {text}"
+    place = Path(frames[-1].filename)
+    return f"{kind} in {place.parent.name}/{place.name}:{frames[-1].lineno}"
 
 
 def first_cause(notes: Iterable[FailureNote]) -> FailureNote | None:
