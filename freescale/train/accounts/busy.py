@@ -28,6 +28,10 @@ DRY_S = 20e-6
 FED_S, FED_SHARE = 2e-4, 0.1
 """A lag of at least so much, and of such a share of the step's work: the host is well ahead."""
 
+_FULL = 0.9
+"""A stretch is that full of work where the device is the one that is waited for. Where it is not, its length is the
+host's, however far the host was ahead at the moments that are known."""
+
 _REMEMBERED = 64
 _LARGEST_ERROR = 0.05
 
@@ -112,6 +116,10 @@ class BusyTimes:
         if not self._known:
             self.problem = f"fewer than {FEWEST_SEEN} steps were seen kernel by kernel"
 
+    def forget(self) -> None:
+        """Steps seen so far say nothing of those to come."""
+        self._seen.clear()
+
     def busy_s(
         self,
         load: MeasuredStep | None,
@@ -131,12 +139,13 @@ class BusyTimes:
         if known is None:
             return self._beside_replay_s(load, stretch_s) if replayed else None
         fed = is_fed(lags, stretch_s)
-        if fed and known.fill is not None:
+        if fed and known.fill is not None and known.fill >= _FULL:
             return stretch_s * known.fill  # the device itself may have become slower since
         busy = min(stretch_s, known.busy.ms(load) / 1000)
         if stretch_s > 0:
             dry = dry_share(lags, self.idle_lag) if dry is None else dry
-            self._recent.append((dry, fed, 1 - busy / stretch_s))
+            # Fed steps with gaps were seen: then it is no contradiction.
+            self._recent.append((dry, fed and known.fill is None, 1 - busy / stretch_s))
             if len(self._recent) == _REMEMBERED:
                 self._doubt()
         return busy
