@@ -119,7 +119,7 @@ class PaddedCompute:
 
     def is_recorded(self, padded: PaddedBatch) -> bool:
         """Whether a batch will be replayed; records its size where it is time to, and with it all that are foreseen."""
-        reason = None if padded.key in self._recordings else self._why_not(padded)
+        reason = None if self._recording_of(padded) is not None else self._why_not(padded)
         if reason is not None:
             self.usual[reason] += 1
         self._replays += reason is None
@@ -175,7 +175,7 @@ class PaddedCompute:
             self._like = {name: each[:0].detach() for name, each in rows.items()}
         room = self._room(padded)
         room.fill(rows)
-        found = self._recordings.get(padded.key)
+        found = self._recording_of(padded)
         if found is None:
             self._compute(room, padded.views)
         else:
@@ -198,7 +198,7 @@ class PaddedCompute:
 
     def run_whole(self, padded: PaddedBatch) -> tuple[Tensor, Tensor | None]:
         """A whole step; its loss, and the norm of the gradients if asked for. The next call overwrites both."""
-        found = self._recordings.get(padded.key)
+        found = self._recording_of(padded)
         if found is None:
             assert self._whole is not None
             if self._like is None:
@@ -211,6 +211,10 @@ class PaddedCompute:
             found.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
             found.graph.replay()
         return self._loss, self._norm
+
+    def _recording_of(self, padded: PaddedBatch) -> _Recording | None:
+        """One that takes this batch: made ready before parcels had grown, it may not lie in one piece as others do."""
+        return self._recordings.get(padded.key) if padded.in_one_piece else None
 
     def _room(self, padded: PaddedBatch) -> RowRoom:
         places = tuple(padded.num_rows.values())

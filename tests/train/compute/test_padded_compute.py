@@ -101,6 +101,20 @@ def test_batches_made_before_all_lists_were_known_are_computed_as_usual():
     assert "1 made ready before all was known that its kernels read" in steps.compute.story()
 
 
+def test_a_batch_made_before_its_parcel_had_grown_is_computed_as_usual():
+    """It has the key of the recording, but not all of it is in its parcel: the copy failed in the fifth step."""
+    steps = Steps()
+    early = []
+    for lengths in ((20, 20), (30,)):
+        steps.padder._wishes.parcel_bytes = 256
+        early.append(steps.pad(*lengths))
+    assert not any(one.in_one_piece for one in early)
+    steps.take(padded=early[0])
+    assert steps.take(30)
+    assert not steps.take(padded=early[1])
+    assert "1 too large for one copy" in steps.compute.story()
+
+
 def test_the_parts_of_a_batch_that_fit_make_the_smaller_sizes():
     padded = Steps().pad(40, 5, 30, 0, 11)
     made = list(padded.foreseen())
