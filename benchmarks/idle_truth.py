@@ -2,10 +2,11 @@ r"""Is host time what it says it is? The accounts of a run beside the kernels of
 
 Five workloads: spins of known length with a host that dawdles (5 to 95 % idle), a small HSTU on histories like those of
 ML-1M, one of 4 x 512 on short histories with a Pareto tail, one of 4 x 512 on histories of 400, and four virtual GPUs.
-A run is warmed up, which is when the accounts see some steps kernel by kernel. Then, in rounds: free steps, whose time
-counts, and traced steps, of which kernels and accounts are compared: what share of the time did nothing run? The
-profiler slows the host of traced steps down, so their idle share is another than that of free ones; both columns of a
-comparison are of the same steps. "before" is what the accounts said when gaps between kernels counted as compute.
+A run is warmed up until it has settled; meanwhile the accounts see some steps kernel by kernel. Then, in rounds: free
+steps, whose time counts, and traced steps, of which kernels and accounts are compared: what share of the time did
+nothing run? The profiler slows the host of traced steps down, so their idle share is another than that of free ones;
+both columns of a comparison are of the same steps. "before" is what the accounts said when gaps between kernels counted
+as compute.
 
     python benchmarks/idle_truth.py [--only spins,ml1m,imdb,mean400,virtual] [--rounds 3]      # one GPU
     python benchmarks/idle_truth.py --device cpu --only ml1m          # tries the code; there is no kernel to see
@@ -44,7 +45,7 @@ from freescale.train.log.events import Progress
 from freescale.train.loop import reports_of, steady_state, steps_of
 from freescale.train.run import Run
 
-WARM, TRACED_SPINS = 60, 12
+WARM, WARM_SPINS, TRACED_SPINS = 216, 60, 12
 LIMIT = 0.02
 IDLE = (0.05, 0.25, 0.5, 0.75, 0.95)
 COMMON = (
@@ -278,7 +279,7 @@ def measure_spins(idle: float, options: argparse.Namespace) -> list[dict[str, An
         return last + count
 
     accounts.begin(1)
-    done = take(WARM, 0)
+    done = take(WARM_SPINS, 0)
     rows = []
     for _ in range(options.rounds):
         accounts.begin(done + 1)

@@ -116,6 +116,11 @@ class BusyTimes:
         if not self._known:
             self.problem = f"fewer than {FEWEST_SEEN} steps were seen kernel by kernel"
 
+    def say(self, problem: str) -> None:
+        """Why nothing new is known; what was known before still holds."""
+        if not self._known:
+            self.problem = problem
+
     def forget(self) -> None:
         """Steps seen so far say nothing of those to come."""
         self._seen.clear()
@@ -203,7 +208,8 @@ def _fit(seen: Sequence[SeenStep]) -> _Known:
         busy=_line([step.load._replace(ms=step.busy_ms) for step in seen]),
         model=_line([step.load._replace(ms=step.model_ms) for step in seen]),
         fill=_median(fills) if len(fills) >= FEWEST_SEEN else None,
-        copies_ms=_median([step.copies_ms for step in seen]),
+        # On average: a copy lies outside of all stretches, or inside one, and seldom in both.
+        copies_ms=float(np.mean([step.copies_ms for step in seen])),
     )
 
 

@@ -1,10 +1,10 @@
 """Decides which steps are seen kernel by kernel, and tells the accounts how long the device worked in all others.
 
-First as soon as the run is warm, once more when it has settled, then every few thousand steps. Which steps these are
+First as soon as the run is warm, twice more while it settles, then every few thousand steps. Which steps these are
 follows from step numbers alone, so all ranks open and close their watches together.
 
-While a run warms up, ranks that share a GPU record graphs and load kernels at different times, and find the GPU emptier
-than later: their kernels then took up to 15 % less. So what the settled run shows replaces what was seen before.
+While a run settles, ranks that share a GPU record graphs and load kernels at different times, and find the GPU emptier
+than later: their kernels then took up to 15 % less. So until then, what is seen replaces what was seen before.
 """
 
 from __future__ import annotations
@@ -36,28 +36,24 @@ class BusyMeter:
         clock: knows the lag of a stream that never has anything to do.
         times: what is known of busy times.
         warm: steps before the first watch.
-        first: steps that it lasts.
-        settled: steps after which the run is looked at once more.
-        anew: steps of this watch.
-        later: steps of all later watches.
-        every: steps from one to the next.
+        settling: steps after which the run is looked at anew.
+        lasts: steps that a watch lasts.
+        every: steps from one to the next, later on.
     """
 
     watch: Watch
     clock: Clock | None = None
     times: BusyTimes = field(default_factory=BusyTimes)
     warm: int = 8
-    first: int = 12
-    settled: int = 42
-    anew: int = 12
-    later: int = 3
+    settling: Sequence[int] = (42, 200)
+    lasts: int = 12
     every: int = 2000
     is_open: bool = False
     _opens: float = math.inf
     _closes: float = math.inf
     _num_watches: int = 0
     _num_steps: int = 0
-    _settles: int = 0
+    _began: int = 0
     _has_settled: bool = False
     _sees: bool = False
     _watched: set[int] = field(default_factory=set)
@@ -65,10 +61,10 @@ class BusyMeter:
     def begin(self, step: int) -> None:
         """Training starts or goes on with this step."""
         if self._opens == math.inf:
-            self._settles = step - 1 + self.settled
-            self._plan(step - 1 + self.warm, self.first)
+            self._began = step - 1
+            self._plan(self._began + self.warm)
         elif self._opens < step - 1 and not self.is_open:
-            self._plan(step, self.first if self._num_watches == 0 else self._length_at(step))
+            self._plan(step)
 
     def opens_after(self, step: int) -> bool:
         """Whether the watch is to be opened at the end of this step."""
@@ -94,7 +90,7 @@ class BusyMeter:
             self.watch.start()
         except Exception as error:  # whatever a driver or another profiler may object to
             self._sees = False
-            self.times.problem = f"the device could not be watched: {error}"
+            self.times.say(f"the device could not be watched: {error}")
 
     def close(
         self,
@@ -113,21 +109,19 @@ class BusyMeter:
         """
         self.is_open = False
         opened = self._opens
-        settles = not self._has_settled and opened >= self._settles and step - opened >= FEWEST_STEPS
-        self._has_settled |= settles
         self._num_steps += int(step - opened)
         if self._num_steps < FEWEST_STEPS:
             self._opens = self._closes = -math.inf  # an evaluation came too early: `begin` tries again
         else:
             self._num_watches += 1
-            opens = self._settles if step < self._settles else (step // self.every + 1) * self.every
-            self._plan(opens, self._length_at(opens))
+            self._num_steps = 0
+            self._plan(self._next(step))
         if not self._sees:
             return
         try:
             worked = self.watch.stop()
         except Exception as error:
-            self.times.problem = self.times.problem or f"what the device did is unknown: {error}"
+            self.times.say(f"what the device did is unknown: {error}")
             return
         seen = []
         for (number, start, end), note in zip(ended, notes, strict=True):
@@ -137,8 +131,9 @@ class BusyMeter:
                     seen.append(seen_step(start, end, spans, worked, note))
         if self.clock is not None:
             self.times.idle_lag = float(getattr(self.clock, "idle_lag", 0.0))
-        if settles and len(seen) >= FEWEST_STEPS:
+        if not self._has_settled and len(seen) >= FEWEST_STEPS:
             self.times.forget()
+            self._has_settled = opened >= self._began + self.settling[-1]
         self.times.learn(seen)
 
     def abandon(self) -> None:
@@ -158,11 +153,12 @@ class BusyMeter:
         """The share of a step's moments at which the device had nothing left to run."""
         return dry_share(lags, self.times.idle_lag)
 
-    def _plan(self, opens: int, steps: int) -> None:
-        self._opens, self._closes = opens, opens + steps
+    def _plan(self, opens: int) -> None:
+        self._opens, self._closes = opens, opens + self.lasts
 
-    def _length_at(self, step: int) -> int:
-        return self.anew if step >= self._settles and not self._has_settled else self.later
+    def _next(self, step: int) -> int:
+        soon = (self._began + after for after in self.settling if step < self._began + after)
+        return next(soon, (step // self.every + 1) * self.every)
 
 
 def seen_step(
