@@ -144,7 +144,13 @@ class AttentionSchedule:
     def prepare(self, carrier: Carrier) -> None:
         """Make all that layouts before this one were asked for."""
         self._carrier = carrier
-        for name, *how in self._wishes.noted():
+        noted = self._wishes.noted()
+        kept = any(
+            self.parts(None, room=how[2])
+            for name, *how in noted
+            if name == "table_plan" and how[2] is not None
+        )
+        for name, *how in noted:
             if name == "tiles":
                 side, block, other, room = how
                 for part in [None] if room is None else self.parts(None, room=room):
@@ -154,8 +160,9 @@ class AttentionSchedule:
             elif name == "table_plan":
                 rows, columns, room, programs = how
                 parts = [] if room is None else self.parts(None, room=room)
-                # Where parts decide, and there are none, another list will be asked for.
-                if room is None or parts:
+                # Where score gradients are kept nobody works them out again, and else nobody reads them: a batch that
+                # is too large once must not give a list without a fixed size to all that come after it.
+                if parts if kept else room is None:
                     self.table_plan(rows=rows, columns=columns, mask=None, parts=parts, programs=programs)
         self._carrier = self._alone
 
