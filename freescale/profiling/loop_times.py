@@ -125,7 +125,7 @@ def short_run(config: Config, ranks: Ranks, *, samples: int, hiding: bool, folde
     run = build_run(small, build_source(small), ranks, Progress())
     run.accounts.write = seen.append
     if run.accounts.busy is not None:
-        run.accounts.busy.warm, run.accounts.busy.first = _WARM, _SEEN
+        run.accounts.busy.warm, run.accounts.busy.lasts = _WARM, _SEEN
     try:
         with run.open_schedule(0) as schedule:
             take_steps(run, schedule)
