@@ -230,6 +230,7 @@ class Accounts:
             self._close_watch(busy, recorder)
         else:
             return
+        self._tell_stale(busy.times.stale)
         recorder.begin(step + 1)
         self._ended_at = time.monotonic()
 
@@ -355,6 +356,12 @@ class Accounts:
             unknown = tuple(rank for rank, one in enumerate(everybody) if not one.known)
             self._tell_unknown(unknown)
         self.write(AccountedStep(held.step, held.line, tuple(parts), held.seconds, dry, unknown, watched))
+
+    def _tell_stale(self, reason: str) -> None:
+        """Say once that the work of the GPU is told by steps that were seen long ago."""
+        if reason and reason not in self._told:
+            self._told.add(reason)
+            self.say(f"{reason}; its work is still told by steps that were seen before")
 
     def _tell_unknown(self, ranks: tuple[int, ...]) -> None:
         """Say once a reason that gaps between kernels count as compute, as far as this rank knows it."""

@@ -88,10 +88,12 @@ class BusyTimes:
     Args:
         idle_lag: seconds that recording a moment takes on a stream that has nothing to do.
         problem: why nothing is known; empty where something is.
+        stale: why nothing newer is known; empty where the last look told something.
     """
 
     idle_lag: float = 0.0
     problem: str = "no step has been seen kernel by kernel yet"
+    stale: str = ""
     _seen: dict[bool, deque[SeenStep]] = field(default_factory=dict)
     _known: dict[bool, _Known] = field(default_factory=dict)
     _recent: deque[tuple[float, bool, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
@@ -101,7 +103,7 @@ class BusyTimes:
         for step in steps:
             self._seen.setdefault(step.replayed, deque(maxlen=_REMEMBERED)).append(step)
         self._recent.clear()
-        self.problem = ""
+        self.problem = self.stale = ""
         whole, replayed = (self._seen.get(kind, ()) for kind in (False, True))
         for seen in (whole, replayed):
             # A few steps with a replay are better told by many without one: what is left of them is the same work.
@@ -116,10 +118,12 @@ class BusyTimes:
         if not self._known:
             self.problem = f"fewer than {FEWEST_SEEN} steps were seen kernel by kernel"
 
-    def say(self, problem: str) -> None:
-        """Why nothing new is known; what was known before still holds."""
-        if not self._known:
-            self.problem = problem
+    def missed(self, why: str) -> None:
+        """Steps could not be seen: what was known before still holds, else nothing is known."""
+        if self._known:
+            self.stale = why
+        else:
+            self.problem = why
 
     def forget(self) -> None:
         """Steps seen so far say nothing of those to come."""

@@ -90,7 +90,7 @@ class BusyMeter:
             self.watch.start()
         except Exception as error:  # whatever a driver or another profiler may object to
             self._sees = False
-            self.times.say(f"the device could not be watched: {error}")
+            self.times.missed(f"the device could not be watched: {error}")
 
     def close(
         self,
@@ -121,7 +121,7 @@ class BusyMeter:
         try:
             worked = self.watch.stop()
         except Exception as error:
-            self.times.say(f"what the device did is unknown: {error}")
+            self.times.missed(f"what the device did is unknown: {error}")
             return
         seen = []
         for (number, start, end), note in zip(ended, notes, strict=True):

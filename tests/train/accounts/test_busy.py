@@ -132,6 +132,7 @@ def test_another_profiler_later_on_takes_nothing_away():
     program.run(70)
     program.end()
     assert not any(one.unknown for one in program.written)
+    assert [text for text in program.told if "another profiler is on; its work is still told" in text]
     host, truth = program.shares(55, 100)
     assert host == pytest.approx(truth, abs=0.01)
 
