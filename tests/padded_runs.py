@@ -28,5 +28,5 @@ def padded_capture(
         tables=tables,
         examples=examples,
         lr_factor=lr_factor,
-        sizes=foreseen_sizes(sampler, examples, tables, num_parts=config.optim.accumulate),
+        sizes=foreseen_sizes(sampler, examples, tables, model=model, config=config),
     )

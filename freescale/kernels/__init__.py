@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         MaskRule,
         SequenceLayout,
         hstu_attention,
-        keeps_scores,
         make_mask_kind,
+        most_kept_blocks,
         softmax_attention,
     )
     from freescale.kernels.hstu import (

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from freescale.comm.world.ranks import Ranks
+from freescale.kernels.attention.triton import bias_gradients
 from freescale.recipe import build_run, build_source, load_config
 from freescale.train.log.events import Progress
 from freescale.train.loop import reports_of, take_steps, timed_batches
@@ -42,14 +43,14 @@ def trained(out: Path, *keys: str, records: bool = True) -> tuple[Any, list[dict
     return {name: tensor.clone() for name, tensor in run_tensors(run).items()}, heard.of("step")
 
 
-def check_bits_of_replays(folder: Path, *keys: str) -> None:
+def check_bits_of_replays(folder: Path, *keys: str, replayed: float = 0.8) -> None:
     """Replayed steps leave the bits of padded ones that are computed as usual."""
-    replayed, steps = trained(folder / "replayed", *keys)
+    captured, steps = trained(folder / "replayed", *keys)
     usual, others = trained(folder / "usual", *keys, records=False)
-    assert steps[-1]["captured"] > 0.8
+    assert steps[-1]["captured"] > replayed
     assert others[-1]["captured"] == 0
     assert [each["loss"] for each in steps] == [each["loss"] for each in others]
-    assert all(torch.equal(replayed[name], usual[name]) for name in usual)
+    assert all(torch.equal(captured[name], usual[name]) for name in usual)
 
 
 @pytest.mark.parametrize(
@@ -143,3 +144,34 @@ def test_a_run_says_once_why_it_is_not_recorded(tmp_path: Path) -> None:
     assert [event["text"] for event in heard.of("notice")] == [
         "steps computed as usual, not replayed as CUDA graphs: model.dtype=float64 is computed without fused kernels"
     ]
+
+
+LONG = (
+    "synthetic.mean_length=150",
+    "synthetic.max_length=600",
+    "data.max_length=600",
+    "data.global_batch=32",
+    "model.dtype=bfloat16",
+)
+
+
+@pytest.mark.parametrize(
+    ("most", "replayed"), [(160, 0.8), (86, 0.6)], ids=["all pairs are kept", "pairs of some are not"]
+)
+def test_batches_with_room_for_the_pairs_they_have_leave_the_bits_of_usual_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, replayed: float
+) -> None:
+    monkeypatch.setattr(bias_gradients, "SCORE_BYTES", most * 2 * 128**2)
+    run, _ = make_run(tmp_path / "sizes", *LONG)
+    with run.open_schedule(0) as schedule:
+        assert 0 < schedule._padder._sizes.blocks <= most
+    check_bits_of_replays(tmp_path, *LONG, replayed=replayed)
+
+
+def test_batches_with_more_pairs_than_are_kept_are_computed_as_usual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bias_gradients, "SCORE_BYTES", 40 * 2 * 128**2)
+    _, heard = make_run(tmp_path, "run.steps=2", *LONG)
+    (told,) = [event["text"] for event in heard.of("notice")]
+    assert "more pairs of tokens than gradients are kept for" in told

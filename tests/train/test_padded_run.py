@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from freescale.comm.world.ranks import Ranks
+from freescale.kernels.attention.triton import bias_gradients
+from freescale.pipeline import PairLimit
 from freescale.recipe import assembly, build_run, build_source, load_config
-from freescale.recipe.building.capture import why_not
+from freescale.recipe.building.capture import _pair_limit, why_not
 from freescale.recipe.building.run_tables import RunTables
 from freescale.train.log.events import Progress
 from freescale.train.loop import take_steps
@@ -104,25 +104,40 @@ def test_large_batches_are_computed_as_usual(tmp_path):
         )
         is None
     )
-    found = why_not(config, run.state.model, tables_of(run), usual_tokens=102_273)
-    assert "102,273 tokens" in found
+    assert why_not(config, run.state.model, tables_of(run), usual_tokens=102_273) is None
+    found = why_not(config, run.state.model, tables_of(run), usual_tokens=302_273)
+    assert "302,273 tokens" in found
 
 
 @pytest.mark.parametrize(
-    ("keys", "recorded"),
+    ("keys", "most"),
     [
-        ("model.kind=hstu", False),
-        ("model.kind=sasrec", True),  # has no table of distances
-        ("model.kind=hstu data.max_length=1024", True),
+        ("model.kind=hstu", 8_192),
+        ("model.kind=sasrec", None),  # has no table of distances
+        ("model.kind=hstu model.heads=8", 4_096),
+        ("model.kind=hstu model.dtype=float32", 4_096),
     ],
 )
-def test_batches_whose_pairs_may_not_fit_are_computed_as_usual(tmp_path, keys, recorded):
-    """Lists of such batches have no fixed size: padded, they were slower, and an assertion failed in the fifth step."""
-    run, config, _ = small_run(tmp_path, *SMALL, "data.max_length=8192", *keys.split())
-    config = replace(config, model=replace(config.model, dtype="bfloat16", heads=4, dim=512))
-    config = replace(config, data=replace(config.data, global_batch=128))
-    found = why_not(config, run.state.model, tables_of(run), usual_tokens=40_000)
-    assert found is None if recorded else "40,000 tokens, and histories of up to 8,192" in found
+def test_score_gradients_bound_the_pairs_of_batches(tmp_path, keys, most):
+    """Lists of batches with more have no fixed size: padded, they were slower."""
+    small = ("model.heads=4", "model.dim=16", "model.dtype=bfloat16", "data.max_length=512")
+    run, config, _ = small_run(tmp_path, *SMALL, *small, *keys.split())
+    limit = _pair_limit(config, run.state.model)
+    assert limit is None if most is None else limit == PairLimit(most, longest=512)
+
+
+def test_batches_with_room_for_the_pairs_they_have_follow_the_curve_of_plain_ones(tmp_path, monkeypatch):
+    keys = (*EXACT, "synthetic.mean_length=150", "synthetic.max_length=600", "data.max_length=600")
+    plain, steps = trained(tmp_path / "plain", *keys)
+    monkeypatch.setattr(assembly, "build_capture", padded_capture)
+    monkeypatch.setattr(bias_gradients, "SCORE_BYTES", 120 * 8 * 128**2)
+    run, _, _ = small_run(tmp_path / "sizes", *keys)
+    with run.open_schedule(0) as schedule:
+        assert 0 < schedule._padder._sizes.blocks <= 120
+    padded, ours = trained(tmp_path / "padded", *keys)
+    assert [step["loss"] for step in ours] == pytest.approx([step["loss"] for step in steps], rel=1e-12)
+    for name, tensor in plain.items():
+        torch.testing.assert_close(padded[name], tensor, rtol=1e-10, atol=1e-12)
 
 
 def test_capture_is_off_or_by_itself():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from freescale.kernels.attention.mask_kind import MaskKind, make_mask_kind
     from freescale.kernels.attention.mask_rule import Attributes, MaskRule
     from freescale.kernels.attention.plan.fills import ListFiller
-    from freescale.kernels.attention.plan.room import LayoutRoom
+    from freescale.kernels.attention.plan.room import BIAS_ROWS, LayoutRoom, pair_blocks
     from freescale.kernels.attention.plan.schedule import is_long
     from freescale.kernels.attention.plan.tile_pairs import group_index
     from freescale.kernels.attention.plan.wishes import LayoutWishes
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         for_every_head,
         time_bucket,
     )
-    from freescale.kernels.attention.triton.bias_gradients import keeps_scores
+    from freescale.kernels.attention.triton.bias_gradients import most_kept_blocks
     from freescale.kernels.attention.triton.fused_attention import MAX_WIDTH, FusedAttention, tiles_for
     from freescale.kernels.attention.triton.launch import last_dense
 else:

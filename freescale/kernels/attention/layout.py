@@ -20,7 +20,7 @@ from freescale.kernels.attention.inputs import check_offsets
 from freescale.kernels.attention.mask import AttentionMask, kernels_know
 from freescale.kernels.attention.mask_rule import MaskRule, check_attributes
 from freescale.kernels.attention.plan.fills import ListFiller
-from freescale.kernels.attention.plan.room import LayoutRoom
+from freescale.kernels.attention.plan.room import LayoutRoom, pair_blocks
 from freescale.kernels.attention.plan.schedule import AttentionSchedule, is_long
 from freescale.kernels.attention.plan.wishes import LayoutWishes
 from freescale.kernels.attention.segment_runs import SegmentRuns
@@ -71,8 +71,11 @@ class SequenceLayout:
         self.lengths: npt.NDArray[np.int64] = np.diff(starts)
         self.longest = int(self.lengths.max(initial=0))
         self.room = room
-        if room is not None and (self.num_real > room.tokens or self.longest > room.longest):
-            raise ValueError(f"{self.num_real} tokens, {self.longest} in a sequence, do not fit into {room}")
+        if room is not None and not self._fits(room):
+            raise ValueError(
+                f"{self.num_real} tokens, {self.longest} in a sequence, {pair_blocks(self.lengths)} pairs of blocks "
+                f"do not fit into {room}"
+            )
         self._wishes = wishes or LayoutWishes()
         self._alone: Carrier = Alone(self.device)
         self._carrier: Carrier = self._alone
@@ -85,6 +88,10 @@ class SequenceLayout:
         self._buckets: list[tuple[tuple[object, ...], Any]] = []
         self.longer: SequenceLayout | None = None
         """Of the same sequences with other tokens among theirs, where a padded batch brings it along."""
+
+    def _fits(self, room: LayoutRoom) -> bool:
+        fits = self.num_real <= room.tokens and self.longest <= room.longest
+        return fits and (not room.blocks or pair_blocks(self.lengths) <= room.blocks)
 
     @property
     def padded(self) -> bool:

@@ -199,7 +199,11 @@ class Padder:
     ) -> PaddedBatch:
         tokens, samples = source.room.tokens, len(source.offsets) - 1
         foreseen = self._sizes.holds(
-            tokens=tokens, samples=samples, rows=source.num_rows, items=source.num_items
+            tokens=tokens,
+            samples=samples,
+            rows=source.num_rows,
+            items=source.num_items,
+            blocks=source.room.blocks,
         )
         return PaddedBatch(
             parcel.tensors(),
@@ -243,7 +247,7 @@ class Padder:
             np.pad(batch.offsets.numpy(), (0, num_samples - len(batch)), mode="edge"),
             {name: unique[name].numpy() for name in rows},
             *(next(features), next(features)),
-            LayoutRoom(tokens=num_tokens, longest=self._longest),
+            LayoutRoom(num_tokens, self._longest, self._sizes.blocks_for(batch.offsets.diff().numpy())),
             num_rows=rows,
             global_tokens=global_tokens,
             numbers=self._numbers(step, [len(unique[name]) for name in rows]),

@@ -8,6 +8,9 @@ are planned as they will come, and their tokens covered by as few sizes as pay. 
 
 A batch takes the smallest size that holds it; what none holds is padded by coarse steps of its own. All of it follows
 from seed, data and recipe: never from what has been recorded yet, since a product of another size may round otherwise.
+
+Pads of large batches cost time that no replay wins back, so their sizes lie closer together. And lists with room for
+any lengths of so many tokens would be too long: they have room for as many pairs of tokens as the plan has, and some.
 """
 
 from __future__ import annotations
@@ -22,14 +25,33 @@ import numpy as np
 import torch
 
 from freescale.balance import BalancedSampler, StepPlan
-from freescale.data import IntArray, SequenceBatch
-from freescale.pipeline.padding.source import FEWEST, padded_size
+from freescale.data import IntArray, SequenceBatch, TokenRule
+from freescale.kernels import LayoutRoom
+from freescale.kernels.attention import BIAS_ROWS, pair_blocks
+from freescale.pipeline.padding.source import FEWEST, longer_room, padded_size
 
-_LOOKED_AT = 32
-"""Steps that tell what others will be like."""
+_LARGE = 32_768
+"""Tokens from which on pads cost more than the host does."""
 
-_PRICE = 128
-"""A further size must save at least such a part of all tokens, pads included: it has to be recorded, and kept."""
+
+class _Grain(NamedTuple):
+    """How closely sizes follow batches.
+
+    Args:
+        looked_at: steps that tell what others will be like.
+        steps: sizes lie such a part apart.
+        price: a further size must save at least such a part of all tokens, pads included: it is recorded, and kept.
+    """
+
+    looked_at: int
+    steps: int
+    price: int
+
+
+SMALL_BATCHES, LARGE_BATCHES = _Grain(32, 16, 128), _Grain(64, 64, 512)
+
+_NEARLY_ALL = 0.9
+"""Of all batches; where fewer can be replayed, pads of the others cost more than that saves."""
 
 _COARSE = 4
 """Unforeseen sizes lie 1/4 apart: they are rare, and should meet again."""
@@ -55,16 +77,20 @@ class PaddingSizes(NamedTuple):
         samples: places for sequences.
         rows: by table, places for unique rows, and one for pads.
         items: places for distinct items, and one for pads.
+        blocks: pairs of blocks of tokens (`LayoutRoom`); 0: as many as may be among so many tokens.
     """
 
     tokens: tuple[int, ...] = ()
     samples: int = 0
     rows: Mapping[str, int] = MappingProxyType({})
     items: int = 0
+    blocks: int = 0
 
-    def holds(self, *, tokens: int, samples: int, rows: Mapping[str, int], items: int = 0) -> bool:
+    def holds(
+        self, *, tokens: int, samples: int, rows: Mapping[str, int], items: int = 0, blocks: int = 0
+    ) -> bool:
         """Whether such a size is one of these."""
-        fixed = samples == self.samples and items == self.items
+        fixed = (samples, items, blocks) == (self.samples, self.items, self.blocks)
         return tokens in self.tokens and fixed and dict(rows) == dict(self.rows)
 
     def tokens_for(self, num: int) -> int:
@@ -79,6 +105,13 @@ class PaddingSizes(NamedTuple):
         if num <= self.samples:
             return self.samples
         return padded_size(num, fewest=8, steps=_COARSE if self.samples else 16)
+
+    def blocks_for(self, lengths: IntArray) -> int:
+        """Room for the pairs of such sequences."""
+        if not self.blocks:
+            return 0
+        num = pair_blocks(lengths)
+        return self.blocks if num <= self.blocks else padded_size(num, steps=_COARSE)
 
     def rows_for(self, table: str, num: int, *, table_rows: int) -> int:
         """Places for so many unique rows of a table, and one for pads."""
@@ -102,6 +135,33 @@ UNFORESEEN = PaddingSizes()
 """Of batches that nobody has planned."""
 
 
+class PairLimit(NamedTuple):
+    """What a rank can keep of the pairs of tokens of a batch.
+
+    Args:
+        most: pairs of blocks of tokens.
+        longest: tokens of the longest sequence there may be.
+        rule: how sequences grow by tokens of features; None: they do not.
+    """
+
+    most: int
+    longest: int
+    rule: TokenRule | None = None
+
+    def hold(self, *, tokens: int, samples: int, blocks: int = 0) -> bool:
+        """Whether all that may come in such a room can be kept."""
+        room = LayoutRoom(tokens, self.longest, blocks)
+        if self.rule is not None:
+            room = longer_room(room, samples, self.rule)
+        return room.pairs(samples, BIAS_ROWS) <= self.most
+
+    def choose(self, seen: Sequence[int], *, tokens: int, samples: int) -> int | None:
+        """Room for batches with so many pairs of blocks each, for nearly all where it has to be; None: for too few."""
+        largest, usual = max(seen), int(np.quantile(seen, _NEARLY_ALL, method="higher"))
+        wished = (padded_size(_with_reserve(largest)), largest, usual)
+        return next((num for num in wished if self.hold(tokens=tokens, samples=samples, blocks=num)), None)
+
+
 def foresee_sizes(
     sampler: BalancedSampler,
     *,
@@ -109,8 +169,9 @@ def foresee_sizes(
     table_rows: Mapping[str, int],
     num_items: int = 0,
     num_parts: int = 1,
-) -> PaddingSizes:
-    """The sizes of this rank's batches.
+    pairs: PairLimit | None = None,
+) -> PaddingSizes | None:
+    """The sizes of this rank's batches; None where too many of them have more pairs than they may have.
 
     Args:
         sampler: plans the run.
@@ -118,8 +179,11 @@ def foresee_sizes(
         table_rows: of every table; no batch has more.
         num_items: of the catalogue, where batches say something of items.
         num_parts: micro-batches a step.
+        pairs: what bounds the pairs of tokens of a batch; None: nothing does.
     """
-    plans = [sampler.plan(step) for step in islice(_whole_steps(sampler), _LOOKED_AT)]
+    plans = [sampler.plan(step) for step in islice(_whole_steps(sampler), SMALL_BATCHES.looked_at)]
+    if max(int(sampler.batches.lengths_of(plan.rows).sum()) for plan in plans) >= _LARGE * num_parts:
+        plans = [sampler.plan(step) for step in islice(_whole_steps(sampler), LARGE_BATCHES.looked_at)]
     lengths = [sampler.batches.lengths_of(plan.rows) for plan in plans]
     parts = [part for each in lengths for part in _batch_of(each).split(num_parts)]
     read = {max(range(len(plans)), key=lambda step: int(lengths[step].sum()))}
@@ -128,12 +192,22 @@ def foresee_sizes(
         read.add(max(range(len(plans)), key=lambda step: len(plans[step].rows)))
     most_samples = max(len(part) for part in parts)
     samples = min(_with_reserve(most_samples), max(plan.global_samples for plan in plans))
+    samples = padded_size(samples, fewest=8)
+    sizes = choose_sizes([part.num_tokens for part in parts])
+    sizes = (*sizes, padded_size(_with_reserve(sizes[-1])))
+    blocks = 0
+    if pairs is not None and not pairs.hold(tokens=sizes[-1], samples=samples):
+        seen = [pair_blocks(part.offsets.diff().numpy()) for part in parts]
+        chosen = pairs.choose(seen, tokens=sizes[-1], samples=samples)
+        if chosen is None:
+            return None
+        blocks = chosen
     counts = [rows_of(plans[step]) for step in sorted(read)]
     none = PaddingSizes()
-    sizes = choose_sizes([part.num_tokens for part in parts])
     return PaddingSizes(
-        tokens=(*sizes, padded_size(_with_reserve(sizes[-1]))),
-        samples=padded_size(samples, fewest=8),
+        tokens=sizes,
+        samples=samples,
+        blocks=blocks,
         rows={
             name: none.rows_for(
                 name, _with_reserve(max(each.rows[name] for each in counts)), table_rows=table_rows[name]
@@ -157,8 +231,9 @@ def _whole_steps(sampler: BalancedSampler) -> Iterator[int]:
 
 def choose_sizes(tokens: Sequence[int]) -> tuple[int, ...]:
     """The sizes that cover such batches with fewest pads, where each further size has its price."""
-    needed = sorted(padded_size(num) for num in tokens)
-    price = sum(needed) / _PRICE
+    grain = LARGE_BATCHES if max(tokens) >= _LARGE else SMALL_BATCHES
+    needed = sorted(padded_size(num, steps=grain.steps) for num in tokens)
+    price = sum(needed) / grain.price
     # Of every size: what it costs to cover all batches up to it, and the size below it.
     ends = [end for end in range(len(needed)) if end + 1 == len(needed) or needed[end + 1] > needed[end]]
     best: dict[int, tuple[float, int]] = {-1: (0.0, -1)}

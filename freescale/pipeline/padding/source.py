@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from freescale.data import TokenRule
 from freescale.kernels import LayoutRoom
-from freescale.kernels.attention import ListFiller, is_long
+from freescale.kernels.attention import BIAS_ROWS, ListFiller, is_long
 from freescale.kernels.runtime import HostRoom
 
 Array = npt.NDArray[Any]
@@ -29,6 +29,19 @@ def padded_size(size: int, *, steps: int = 16, fewest: int = FEWEST) -> int:
         return fewest
     step = max(1, (1 << (size - 1).bit_length() - 1) // steps)
     return -(-size // step) * step
+
+
+def longer_room(room: LayoutRoom, num_sequences: int, rule: TokenRule) -> LayoutRoom:
+    """The room of sequences that grow by tokens of features."""
+    times, front = 1 + rule.after, -(-rule.front // BIAS_ROWS)
+    places = room.tokens * times + num_sequences * rule.front + 1
+    blocks = 0
+    if room.blocks:
+        # n blocks of a sequence become at most times * n + front; with n (n + 1) / 2 pairs before and all added up.
+        more = max(0, times * (2 * front + 1 - times))
+        blocks = times**2 * room.blocks + -(-more * room.tiles(num_sequences, BIAS_ROWS) // 2)
+        blocks += num_sequences * front * (front + 1) // 2
+    return LayoutRoom(-(-places // FEWEST) * FEWEST, rule.front + room.longest * times, blocks)
 
 
 class Feature(NamedTuple):
@@ -96,9 +109,7 @@ class PaddingSource:
         if self.rule is None:
             return None
         sizes = self.rule.tokens(np.diff(self.offsets))
-        places = self.room.tokens * (1 + self.rule.after) + len(sizes) * self.rule.front + 1
-        longest = self.rule.front + self.room.longest * (1 + self.rule.after)
-        room = LayoutRoom(tokens=-(-places // FEWEST) * FEWEST, longest=longest)
+        room = longer_room(self.room, len(sizes), self.rule)
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), room
 
     @property

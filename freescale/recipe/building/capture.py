@@ -10,18 +10,17 @@ if TYPE_CHECKING:
 
     from freescale.balance import BalancedSampler, StepPlan
     from freescale.comm.world import Ranks
-    from freescale.data import Examples
+    from freescale.data import Examples, TokenRule
     from freescale.embedding import EmbeddingTable
     from freescale.model import Recommender
-    from freescale.pipeline import Padder, PaddingSizes, RowCounts
+    from freescale.pipeline import Padder, PaddingSizes, PairLimit, RowCounts
     from freescale.recipe.building.run_tables import RunTables
     from freescale.recipe.config import Config
     from freescale.train import Progress, Recorder
 
 
-MOST_TOKENS = 65_536
-"""Of a rank in a step. More keep a GPU busy by themselves, and room for any lengths they may have costs more than it
-saves: 100,000 tokens of 8 layers took 40 ms padded and 29 ms as they are (one H200)."""
+MOST_TOKENS = 262_144
+"""Of a rank in a step. More keep a GPU busy by themselves."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ def build_capture(
     examples: Examples,
 ) -> Capture:
     """What pads batches and what records their steps; neither where steps cannot be recorded, which is told once."""
+    import torch
+
     from freescale.train import Recorder
 
     def tell(reason: str) -> None:
@@ -64,6 +65,11 @@ def build_capture(
     if reason is not None:
         tell(reason)
         return Capture()
+    sizes = foreseen_sizes(sampler, examples, tables, model=model, config=config)
+    # Plans differ from rank to rank; whether batches are padded must not.
+    if ranks.sum_on_cpu(torch.tensor([float(sizes is None)]), what="agree on CUDA graphs"):
+        tell("batches have more pairs of tokens than gradients are kept for")
+        return Capture()
     recorder = Recorder(ranks.device, tell=tell)
     return assemble_capture(
         config,
@@ -73,22 +79,25 @@ def build_capture(
         tables=tables,
         examples=examples,
         lr_factor=lr_factor,
-        sizes=foreseen_sizes(sampler, examples, tables, num_parts=config.optim.accumulate),
+        sizes=sizes,
     )
 
 
 def foreseen_sizes(
-    sampler: BalancedSampler, examples: Examples, tables: RunTables, *, num_parts: int = 1
-) -> PaddingSizes:
+    sampler: BalancedSampler, examples: Examples, tables: RunTables, *, model: Recommender, config: Config
+) -> PaddingSizes | None:
     """The sizes that batches will have, by the plan of the first epoch; the largest of its batches is read.
 
-    A log grows: which windows there are when a run starts must not decide how its sums are rounded.
+    None where they have more pairs of tokens than lists of fixed sizes have room for. A log grows: which windows there
+    are when a run starts must not decide how its sums are rounded.
     """
     from freescale.balance import WindowBatches
     from freescale.pipeline import PaddingSizes, RowCounts, RowFinder, foresee_sizes
 
+    num_parts, limit = config.optim.accumulate, _pair_limit(config, model)
     if isinstance(sampler.batches, WindowBatches):
-        return PaddingSizes()
+        usual, samples = sampler.usual_tokens(parts=num_parts)[1], config.data.global_batch
+        return PaddingSizes() if limit is None or limit.hold(tokens=usual, samples=samples) else None
     finder = RowFinder.of(tables.embedding, tables.id_map, tables.features)
 
     def rows_of(plan: StepPlan) -> RowCounts:
@@ -103,6 +112,7 @@ def foreseen_sizes(
         table_rows=_table_rows(tables),
         num_items=_num_items(tables, examples),
         num_parts=num_parts,
+        pairs=limit,
     )
 
 
@@ -141,7 +151,6 @@ def assemble_capture(
             rows=[table.step_numbers(lr=rate, step=step + 1) for table in held.values()],
         )
 
-    rule = None if model.tokens is None or not model.tokens.extends else model.tokens.rule
     padder = Padder(
         ranks.device,
         longest=config.data.max_length,
@@ -150,7 +159,7 @@ def assemble_capture(
         sizes=sizes or PaddingSizes(),
         num_parts=config.optim.accumulate,
         num_items=_num_items(tables, examples),
-        rule=rule,
+        rule=_token_rule(model),
         unread=_unread(model, tables, examples),
     )
     # Rows that travel or serve several micro-batches, and tables whose update is not one kernel, are dealt with around
@@ -174,19 +183,25 @@ def _unread(model: Recommender, tables: RunTables, examples: Examples) -> frozen
     return RAW_IDS | ids | examples.features.of_next_events()
 
 
-def _keeps_scores(config: Config, model: Recommender, tokens: int) -> bool:
-    """Whether gradients of bias tables are summed by lists of fixed sizes, for all batches of so many tokens."""
+def _pair_limit(config: Config, model: Recommender) -> PairLimit | None:
+    """For how many pairs gradients of bias tables are summed by lists of fixed sizes; None: the model has no such."""
     import torch
 
-    from freescale.kernels import LayoutRoom, keeps_scores
+    from freescale.kernels import most_kept_blocks
     from freescale.model import RelativeBias
+    from freescale.pipeline import PairLimit
 
     tables = (each for each in model.modules() if isinstance(each, RelativeBias))
     if not any(len(list(each.parameters())) for each in tables):
-        return True
-    room = LayoutRoom(tokens=tokens, longest=config.data.max_length)
+        return None
     itemsize = getattr(torch, config.model.dtype).itemsize
-    return keeps_scores(room, config.data.global_batch, heads=config.model.heads, itemsize=itemsize)
+    most = most_kept_blocks(heads=config.model.heads, itemsize=itemsize)
+    return PairLimit(most, longest=config.data.max_length, rule=_token_rule(model))
+
+
+def _token_rule(model: Recommender) -> TokenRule | None:
+    """How sequences grow by tokens of features; None: they do not."""
+    return None if model.tokens is None or not model.tokens.extends else model.tokens.rule
 
 
 def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_tokens: int = 0) -> str | None:
@@ -199,8 +214,6 @@ def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_toke
     reasons = {
         f"a batch has up to {usual_tokens:,} tokens, which keep a GPU busy while the host goes on": usual_tokens
         >= MOST_TOKENS,
-        f"a batch has up to {usual_tokens:,} tokens, and histories of up to {config.data.max_length:,} may have more "
-        "pairs in it than gradients are kept for": not _keeps_scores(config, model, usual_tokens),
         "model.dtype=float64 is computed without fused kernels": config.model.dtype == "float64",
         "attention is computed in plain PyTorch": plain_attention(config, model, kind="cuda") is not None,
         "item vectors are computed (items.kind)": config.items.kind != "ids",

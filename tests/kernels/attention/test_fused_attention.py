@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from freescale.kernels import AttentionMask, SequenceLayout, hstu_attention, softmax_attention
 from freescale.kernels.attention import reference
 from freescale.kernels.attention.plan import visibility
-from freescale.kernels.attention.plan.schedule import BIAS_ROWS
+from freescale.kernels.attention.plan.room import BIAS_ROWS
 from freescale.kernels.attention.triton import bias_gradients
 from tests.effort import along_edges, examples, quick_first, slow
 

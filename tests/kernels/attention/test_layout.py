@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from freescale.kernels import LayoutWishes, SequenceLayout
-from freescale.kernels.attention.plan.fills import BIAS_ROWS
+from freescale.kernels.attention.plan.room import BIAS_ROWS
 from freescale.kernels.runtime import Parcel
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from freescale.kernels import AttentionMask, LayoutRoom
 from freescale.kernels.attention.plan.bias import joined
-from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionSchedule
+from freescale.kernels.attention.plan.room import BIAS_ROWS
+from freescale.kernels.attention.plan.schedule import AttentionSchedule
 from tests.effort import examples
 
 

@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.balance import BalancedSampler
+from freescale.data import TokenRule
+from freescale.kernels import LayoutRoom
+from freescale.kernels.attention import pair_blocks
 from freescale.pipeline import PaddingSizes, RowCounts, foresee_sizes, padded_size
-from freescale.pipeline.padding.sizes import _PRICE, choose_sizes
+from freescale.pipeline.padding.sizes import LARGE_BATCHES, SMALL_BATCHES, PairLimit, choose_sizes
+from freescale.pipeline.padding.source import longer_room
 
 TABLE_ROWS = 5000
 
@@ -20,13 +24,15 @@ def rows_of(plan):
     return RowCounts({"item": len(plan.rows)})
 
 
-@given(st.lists(st.integers(0, 3000), min_size=1, max_size=12))
-def test_no_other_sizes_cost_less(tokens):
-    needed = [padded_size(num) for num in tokens]
+@pytest.mark.parametrize(("scale", "grain"), [(1, SMALL_BATCHES), (40, LARGE_BATCHES)])
+@given(drawn=st.lists(st.integers(0, 3000), min_size=1, max_size=12))
+def test_no_other_sizes_cost_less(scale, grain, drawn):
+    tokens = [scale * num for num in drawn] + ([90_000] if grain is LARGE_BATCHES else [])
+    needed = [padded_size(num, steps=grain.steps) for num in tokens]
 
     def cost(sizes):
         places = sum(min(size for size in sizes if size >= num) for num in needed)
-        return places + len(sizes) * sum(needed) / _PRICE
+        return places + len(sizes) * sum(needed) / grain.price
 
     *smaller, largest = sorted(set(needed))
     others = [(*few, largest) for count in range(len(smaller) + 1) for few in combinations(smaller, count)]
@@ -70,3 +76,62 @@ def test_nearly_every_batch_of_a_long_run_has_a_size_that_was_foreseen(num_ranks
             places, tokens = places + size, tokens + num
         assert foreseen >= 0.98 * steps
         assert places < 1.12 * tokens
+
+
+def heavy_tail(num, *, most, seed=5):
+    return np.clip(300 * (1 + np.random.default_rng(seed).pareto(1.6, num)), 2, most).astype(np.int64)
+
+
+def test_large_batches_have_few_pads_and_room_for_the_pairs_they_have():
+    """48 histories of up to 8,192: room for any lengths would be three times what gradients are kept for."""
+    lengths = heavy_tail(6000, most=8192)
+    sampler = BalancedSampler(lengths, global_batch=4 * 60, num_ranks=4, rank=1, seed=3)
+    limit = PairLimit(8192, longest=8192)
+    sizes = foresee_sizes(sampler, rows_of=rows_of, table_rows={"item": TABLE_ROWS}, pairs=limit)
+    assert not limit.hold(tokens=sizes.tokens[-1], samples=sizes.samples)
+    assert limit.hold(tokens=sizes.tokens[-1], samples=sizes.samples, blocks=sizes.blocks)
+    places, tokens, foreseen, steps = 0, 0, 0, 90
+    for plan in sampler.plans(0, steps):
+        own = lengths[plan.rows]
+        size, blocks = sizes.tokens_for(int(own.sum())), sizes.blocks_for(own)
+        assert blocks >= pair_blocks(own)
+        foreseen += sizes.holds(
+            tokens=size, samples=sizes.samples_for(len(own)), rows=sizes.rows, blocks=blocks
+        )
+        places, tokens = places + size, tokens + int(own.sum())
+    assert tokens > 32_768 * steps
+    assert foreseen >= 0.97 * steps
+    assert places < 1.03 * tokens
+
+
+def test_batches_with_more_pairs_than_are_kept_have_no_sizes():
+    lengths = heavy_tail(3000, most=8192)
+    sampler = BalancedSampler(lengths, global_batch=240, num_ranks=4, rank=0, seed=3)
+
+    def foreseen(most):
+        limit = PairLimit(most, longest=8192)
+        return foresee_sizes(sampler, rows_of=rows_of, table_rows={"item": TABLE_ROWS}, pairs=limit)
+
+    seen = [pair_blocks(lengths[plan.rows]) for plan in sampler.plans(0, 64)]
+    assert foreseen(10**6).blocks == 0, "any lengths have room"
+    assert foreseen(max(seen)).blocks == max(seen), "no reserve where none can be had"
+    assert foreseen(max(seen) - 1).blocks < max(seen), "the few largest are computed as usual"
+    assert foreseen(min(seen)) is None
+
+
+@given(
+    lengths=st.lists(st.integers(0, 2000), min_size=1, max_size=40),
+    front=st.integers(0, 300),
+    after=st.integers(0, 2),
+    spare=st.integers(0, 50),
+)
+def test_bounded_rooms_hold_all_pairs_of_tiles(lengths, front, after, spare):
+    lengths = np.array(lengths)
+    bounded = LayoutRoom(int(lengths.sum()) + 1, 2000, max(1, pair_blocks(lengths) + spare))
+    rule = TokenRule(front=front, after=after)
+    for own, room in ((lengths, bounded), (rule.tokens(lengths), longer_room(bounded, len(lengths), rule))):
+        assert own.sum() <= room.tokens
+        assert room.blocks >= pair_blocks(own)
+        for block in (32, 64, 128):
+            tiles = -(-own // block)
+            assert room.pairs(len(own), block) >= int((tiles * (tiles + 1) // 2).sum())

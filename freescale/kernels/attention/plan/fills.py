@@ -11,11 +11,8 @@ import numpy as np
 
 from freescale.kernels.attention.mask import Ints
 from freescale.kernels.attention.plan.bias import CHUNK, bucket_rows
-from freescale.kernels.attention.plan.room import LayoutRoom
+from freescale.kernels.attention.plan.room import BIAS_ROWS, LayoutRoom
 from freescale.kernels.attention.plan.wishes import Wish
-
-BIAS_ROWS = 128
-"""Bias is kept in blocks of this many rows; every tile size divides it."""
 
 Shapes = list[tuple[int, ...]]
 

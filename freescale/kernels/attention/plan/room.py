@@ -9,6 +9,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
+
+from freescale.kernels.attention.mask import Ints
+
+BIAS_ROWS = 128
+"""Bias is kept in blocks of this many rows; every tile size divides it."""
+
 
 class LayoutRoom(NamedTuple):
     """The bounds of a padded batch.
@@ -16,10 +23,12 @@ class LayoutRoom(NamedTuple):
     Args:
         tokens: places for tokens; those behind the last sequence are pads, and belong to none.
         longest: tokens of the longest sequence that may come.
+        blocks: pairs of blocks of `BIAS_ROWS` tokens that all sequences may have together; 0: as many as fit.
     """
 
     tokens: int
     longest: int
+    blocks: int = 0
 
     def tiles(self, num_sequences: int, block: int) -> int:
         """Most tiles of `block` tokens that so many sequences have."""
@@ -36,4 +45,12 @@ class LayoutRoom(NamedTuple):
         slope = (most * (most + 1) // 2 - 1) / max(1, (most - 1) * block)
         short = num_sequences if slope < 1 else 0
         by_tokens = short + math.ceil(max(0, self.tokens - short) * slope)
-        return min(num_sequences * most * (most + 1) // 2, by_tokens)
+        fitting = min(num_sequences * most * (most + 1) // 2, by_tokens)
+        # A block has as many tiles in each direction, and a pair of blocks no more pairs than the product of them.
+        return min(fitting, self.blocks * (BIAS_ROWS // block) ** 2) if self.blocks else fitting
+
+
+def pair_blocks(lengths: Ints) -> int:
+    """Pairs of blocks of `BIAS_ROWS` tokens that such sequences have, as `LayoutRoom.blocks` bounds them."""
+    blocks = -(-lengths // BIAS_ROWS)
+    return int(np.sum(blocks * (blocks + 1) // 2))

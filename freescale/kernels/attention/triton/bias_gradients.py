@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention.plan.bias import CHUNK, BiasPlan, SumStep, bucket_rows
-from freescale.kernels.attention.plan.room import LayoutRoom
-from freescale.kernels.attention.plan.schedule import BIAS_ROWS, Part, is_square
+from freescale.kernels.attention.plan.room import BIAS_ROWS
+from freescale.kernels.attention.plan.schedule import Part, is_square
 from freescale.kernels.attention.triton.launch import Launch, Tile
 from freescale.kernels.attention.triton.pair_bias import BiasTables
 from freescale.kernels.runtime import kernels_of, start_kernel
@@ -47,9 +47,9 @@ def score_parts(launch: Launch, tables: BiasTables) -> list[Part]:
     return launch.work.parts(launch.mask, room=room)
 
 
-def keeps_scores(room: LayoutRoom, num_sequences: int, *, heads: int, itemsize: int) -> bool:
-    """Whether the score gradients of any batch of this size are kept; else its lists have no fixed size."""
-    return room.pairs(num_sequences, BIAS_ROWS) <= SCORE_BYTES // (itemsize * heads * BIAS_ROWS**2)
+def most_kept_blocks(*, heads: int, itemsize: int) -> int:
+    """Pairs of blocks whose score gradients are kept at a time; lists of padded batches of more have no fixed size."""
+    return SCORE_BYTES // (itemsize * heads * BIAS_ROWS**2)
 
 
 def _pays(launch: Launch) -> bool:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention.mask import AttentionMask
-from freescale.kernels.attention.plan.schedule import BIAS_ROWS, AttentionSchedule, BiasStore, has_targets
+from freescale.kernels.attention.plan.room import BIAS_ROWS
+from freescale.kernels.attention.plan.schedule import AttentionSchedule, BiasStore, has_targets
 from freescale.kernels.attention.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH, time_bucket
 from freescale.kernels.attention.triton.launch import Launch
 from freescale.kernels.runtime import kernels_of, start_kernel
