@@ -48,7 +48,7 @@ class _Grain(NamedTuple):
     price: int
 
 
-SMALL_BATCHES, LARGE_BATCHES = _Grain(32, 16, 128), _Grain(64, 64, 512)
+SMALL_BATCHES, LARGE_BATCHES = _Grain(32, 16, 128), _Grain(64, 64, 1024)
 
 _NEARLY_ALL = 0.9
 """Of all batches; where fewer can be replayed, pads of the others cost more than that saves."""

@@ -35,7 +35,7 @@ VectorsOf = Callable[[Rows, SequenceBatch], tuple[Tensor, Rows]]
 RECORD_AT = 2
 """How often a size that was not foreseen is met before it is recorded: what comes once never pays."""
 
-MOST_RECORDINGS = 16
+MOST_RECORDINGS = 24
 """Each takes 10 to 60 MB of the driver's memory."""
 
 _MOST_RARE = 200
