@@ -10,7 +10,7 @@ A batch takes the smallest size that holds it; what none holds is padded by coar
 from seed, data and recipe: never from what has been recorded yet, since a product of another size may round otherwise.
 
 Pads of large batches cost time that no replay wins back, so their sizes lie closer together. And lists with room for
-any lengths of so many tokens would be too long: they have room for as many pairs of tokens as the plan has, and some.
+any lengths of so many tokens would be too long: they have room for as many pairs of tokens as kernels keep.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ class PaddingSizes(NamedTuple):
         """Room for the pairs of such sequences."""
         if not self.blocks:
             return 0
-        num = pair_blocks(lengths)
-        return self.blocks if num <= self.blocks else padded_size(num, steps=_COARSE)
+        return max(self.blocks, pair_blocks(lengths))
 
     def rows_for(self, table: str, num: int, *, table_rows: int) -> int:
         """Places for so many unique rows of a table, and one for pads."""
@@ -155,11 +154,13 @@ class PairLimit(NamedTuple):
             room = longer_room(room, samples, self.rule)
         return room.pairs(samples, BIAS_ROWS) <= self.most
 
-    def choose(self, seen: Sequence[int], *, tokens: int, samples: int) -> int | None:
-        """Room for batches with so many pairs of blocks each, for nearly all where it has to be; None: for too few."""
-        largest, usual = max(seen), int(np.quantile(seen, _NEARLY_ALL, method="higher"))
-        wished = (padded_size(_with_reserve(largest)), largest, usual)
-        return next((num for num in wished if self.hold(tokens=tokens, samples=samples, blocks=num)), None)
+    def largest(self, *, tokens: int, samples: int) -> int:
+        """The most pairs of blocks that a room may have whose pairs can be kept; 0: not one."""
+        if self.rule is None:
+            return self.most
+        grown = (1 + self.rule.after) ** 2
+        rest = longer_room(LayoutRoom(tokens, self.longest, 1), samples, self.rule).blocks - grown
+        return max(0, (self.most - rest) // grown)
 
 
 def foresee_sizes(
@@ -197,11 +198,10 @@ def foresee_sizes(
     sizes = (*sizes, padded_size(_with_reserve(sizes[-1])))
     blocks = 0
     if pairs is not None and not pairs.hold(tokens=sizes[-1], samples=samples):
-        seen = [pair_blocks(part.offsets.diff().numpy()) for part in parts]
-        chosen = pairs.choose(seen, tokens=sizes[-1], samples=samples)
-        if chosen is None:
+        blocks = pairs.largest(tokens=sizes[-1], samples=samples)
+        kept = [pair_blocks(part.offsets.diff().numpy()) <= blocks for part in parts]
+        if sum(kept) < _NEARLY_ALL * len(kept):
             return None
-        blocks = chosen
     counts = [rows_of(plans[step]) for step in sorted(read)]
     none = PaddingSizes()
     return PaddingSizes(

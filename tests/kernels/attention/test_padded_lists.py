@@ -10,9 +10,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from freescale.data import SequenceBatch
-from freescale.kernels import LayoutRoom, SequenceLayout, hstu_attention, input_states, sampled_softmax
+from freescale.kernels import (
+    LayoutRoom,
+    LayoutWishes,
+    SequenceLayout,
+    hstu_attention,
+    input_states,
+    sampled_softmax,
+)
+from freescale.kernels.attention import BIAS_ROWS
+from freescale.kernels.attention.triton import bias_gradients
 from freescale.pipeline import Padder
 
 CPU = torch.device("cpu")
@@ -130,6 +140,21 @@ def test_kernels_compute_the_batch_whose_lists_lie_in_memory(padder):
         )
         for got, want in zip(ours, plain(batch), strict=True):
             torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+def test_a_padded_batch_with_more_pairs_than_are_kept_is_cut_like_a_plain_one(monkeypatch):
+    """Its lists have no fixed size, and it is not replayed; nothing is worked out twice for that."""
+    lengths, kept = [130, 5, 110], 4  # pairs of blocks: 3, 1, 1
+    monkeypatch.setattr(bias_gradients, "SCORE_BYTES", kept * 4 * HEADS * BIAS_ROWS**2)
+    batch = make_batch(lengths, 7)
+    room = LayoutRoom(tokens=batch.num_tokens + 9, longest=LONGEST)
+    layout = SequenceLayout(batch.offsets, room=room, wishes=LayoutWishes())
+    indices = {f"{name}_index": batch.tokens[name] for name in ("item", "target")}
+    padded = {name: F.pad(x, (0, 9)) for name, x in {**batch.tokens, **indices}.items()}
+    ours = computed(layout, padded, batch.samples["negatives"], num_real=batch.num_tokens)
+    assert len(layout.work.parts(None, room=kept * BIAS_ROWS**2)) == 2
+    for got, want in zip(ours, plain(batch), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 
 def test_a_sealed_layout_refuses_lists_that_do_not_travel(padder):

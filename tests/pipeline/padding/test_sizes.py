@@ -83,7 +83,7 @@ def heavy_tail(num, *, most, seed=5):
 
 
 def test_large_batches_have_few_pads_and_room_for_the_pairs_they_have():
-    """48 histories of up to 8,192: room for any lengths would be three times what gradients are kept for."""
+    """Room for any lengths up to 8,192 would be more than gradients are kept for."""
     lengths = heavy_tail(6000, most=8192)
     sampler = BalancedSampler(lengths, global_batch=4 * 60, num_ranks=4, rank=1, seed=3)
     limit = PairLimit(8192, longest=8192)
@@ -114,9 +114,24 @@ def test_batches_with_more_pairs_than_are_kept_have_no_sizes():
 
     seen = [pair_blocks(lengths[plan.rows]) for plan in sampler.plans(0, 64)]
     assert foreseen(10**6).blocks == 0, "any lengths have room"
-    assert foreseen(max(seen)).blocks == max(seen), "no reserve where none can be had"
+    assert foreseen(max(seen)).blocks == max(seen)
     assert foreseen(max(seen) - 1).blocks < max(seen), "the few largest are computed as usual"
     assert foreseen(min(seen)) is None
+
+
+@given(
+    most=st.integers(1, 20_000),
+    samples=st.integers(1, 300),
+    tokens=st.integers(64, 10**5),
+    rule=st.builds(TokenRule, front=st.integers(0, 300), after=st.integers(0, 2)) | st.none(),
+)
+def test_the_largest_room_is_kept_and_none_larger(most, samples, tokens, rule):
+    limit = PairLimit(most, longest=4096, rule=rule)
+    if limit.hold(tokens=tokens, samples=samples):
+        return
+    blocks = limit.largest(tokens=tokens, samples=samples)
+    assert not blocks or limit.hold(tokens=tokens, samples=samples, blocks=blocks)
+    assert not limit.hold(tokens=tokens, samples=samples, blocks=blocks + 1)
 
 
 @given(

@@ -111,6 +111,7 @@ class AttentionSchedule:
         self._planned: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
         self._lists: dict[tuple[object, ...], WorkList] = {}
         self._parts: dict[tuple[bool, int], list[Part]] = {}
+        self._fixed_parts: list[Part] = []
         self._table_plans: dict[tuple[object, ...], BiasPlan] = {}
         self._stores: dict[bool, BiasStore] = {}
         # By mask: the last layer of a pass may have another one than the others.
@@ -127,7 +128,7 @@ class AttentionSchedule:
         key = (*whole, part)
         if key not in self._lists and mask is None:
             wish = self._note("tiles", side, block, other, self._room_of(part))
-            if self._fixed is not None:
+            if self._has_fixed_size([] if part is None else [part]):
                 (fixed,) = self._filled(wish)
                 self._lists[key] = WorkList(fixed, self._no_pairs)
         if key not in self._lists:
@@ -180,6 +181,10 @@ class AttentionSchedule:
         assert fixed is not None
         return self._carrier.fill(wish, fixed.shapes(wish), lambda arrays: fixed.fill(wish, arrays))
 
+    def _has_fixed_size(self, parts: list[Part]) -> bool:
+        """Whether the size of a list for such parts, or for no part at all, follows from the room of the batch."""
+        return self._fixed is not None and all(part in self._fixed_parts for part in parts)
+
     def _room_of(self, part: Part | None) -> int | None:
         """What room the batch was cut by, so that this is one of its parts."""
         return next((room for (_, room), parts in self._parts.items() if part in parts), None)
@@ -196,9 +201,11 @@ class AttentionSchedule:
 
     def _cut(self, blocks: Ints, room: int) -> list[Part]:
         if self.room is not None:
-            # One part, as large as it may get; none where that is too large.
+            # One part, as large as it may get, and lists of fixed sizes; where that is too large, none are fixed.
             most = self.room.pairs(len(self._lengths), BIAS_ROWS)
-            return [Part((0, int(self._starts[-1]) + 1), 0, most)] if 0 < most <= room else []
+            if 0 < most <= room:
+                self._fixed_parts.append(Part((0, int(self._starts[-1]) + 1), 0, most))
+                return self._fixed_parts[-1:]
         if not 0 < blocks.max(initial=0) <= room:
             return []
         total = int(blocks.sum())
@@ -277,7 +284,7 @@ class AttentionSchedule:
         if key not in self._table_plans and mask is None:
             room = self._room_of(parts[0]) if parts else None
             wish = self._note("table_plan", rows, columns, room, programs)
-            if self._fixed is not None and programs is not None:
+            if programs is not None and self._has_fixed_size(parts):
                 self._table_plans[key] = padded_plan(self._filled(wish), columns=columns)
         if key not in self._table_plans:
             runs = (
