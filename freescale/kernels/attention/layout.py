@@ -21,7 +21,7 @@ from freescale.kernels.attention.mask import AttentionMask, kernels_know
 from freescale.kernels.attention.mask_rule import MaskRule, check_attributes
 from freescale.kernels.attention.plan.fills import ListFiller
 from freescale.kernels.attention.plan.room import LayoutRoom, pair_blocks
-from freescale.kernels.attention.plan.schedule import AttentionSchedule, is_long
+from freescale.kernels.attention.plan.schedule import AttentionSchedule
 from freescale.kernels.attention.plan.wishes import LayoutWishes
 from freescale.kernels.attention.segment_runs import SegmentRuns
 from freescale.kernels.attention.triton.pair_bias import time_buckets
@@ -101,7 +101,7 @@ class SequenceLayout:
     @property
     def kernel_choice(self) -> tuple[object, ...]:
         """What, beside the sizes of its lists, decides which kernels a batch is computed by."""
-        return self.num_tokens, len(self.lengths), is_long(self.lengths)
+        return self.num_tokens, len(self.lengths), self.work.long
 
     def prepare(self, parcel: Parcel) -> None:
         """Make all that layouts before this one were asked for, and put it into the parcel, which is not sent yet."""

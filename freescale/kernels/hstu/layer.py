@@ -137,7 +137,7 @@ class _Layer(torch.autograd.Function):
             batch.mask,
             1.0,
             scale,
-            tiles_for(width // heads, q.dtype, work.mean_length, biased=biased),
+            tiles_for(width // heads, q.dtype, long=work.long, biased=biased),
             takers[2:],
         )
         y = GateFunction.forward(gate, u, attended.view(num_tokens, width), room, dropped)

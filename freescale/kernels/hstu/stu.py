@@ -262,7 +262,7 @@ class _Layer(torch.autograd.Function):
         work = batch.layout.work
         attended = FusedAttention.forward(
             attention, q, k, v, None, None, None, work, batch.mask, alpha, scale,
-            tiles_for(q.shape[2], q.dtype, work.mean_length, biased=False),
+            tiles_for(q.shape[2], q.dtype, long=work.long, biased=False),
         )  # fmt: skip
         y = _Gate.forward(gate, u, attended.flatten(1), gate_weight, gate_bias, dropped)
         out = AddProduct.forward(last, residual, y, output)
@@ -332,7 +332,7 @@ class _OfTargets(torch.autograd.Function):
         attention, work = _Kept(), batch.layout.work
         attended = FusedAttention.forward(
             attention, q, k, v, None, None, None, work, batch.mask, alpha, scale,
-            tiles_for(q.shape[2], q.dtype, work.mean_length, biased=False),
+            tiles_for(q.shape[2], q.dtype, long=work.long, biased=False),
         )  # fmt: skip
         saved = (index, normed, rstd, picked, of_own, of_all, norm, norm_bias, uvqk)
         ctx.save_for_backward(*attention.saved_tensors, *saved)

@@ -221,10 +221,7 @@ class Padder:
         self, batch: SequenceBatch, unique: Mapping[str, Tensor], *, global_tokens: int, step: int = 0
     ) -> PaddingSource:
         """A batch and the size it is to have; the arguments are those of `pad`, for one part."""
-        num_tokens, num_samples = (
-            self._sizes.tokens_for(batch.num_tokens),
-            self._sizes.samples_for(len(batch)),
-        )
+        num_samples = self._sizes.samples_for(len(batch))
         rows = {
             name: self._sizes.rows_for(name, len(unique[name]), table_rows=most)
             for name, most in self._table_rows.items()
@@ -247,7 +244,7 @@ class Padder:
             np.pad(batch.offsets.numpy(), (0, num_samples - len(batch)), mode="edge"),
             {name: unique[name].numpy() for name in rows},
             *(next(features), next(features)),
-            LayoutRoom(num_tokens, self._longest, self._sizes.blocks_for(batch.offsets.diff().numpy())),
+            self._sizes.room_for(np.diff(batch.offsets.numpy()), longest=self._longest, rule=self._rule),
             num_rows=rows,
             global_tokens=global_tokens,
             numbers=self._numbers(step, [len(unique[name]) for name in rows]),

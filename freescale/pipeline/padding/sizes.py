@@ -27,7 +27,7 @@ import torch
 from freescale.balance import BalancedSampler, StepPlan
 from freescale.data import IntArray, SequenceBatch, TokenRule
 from freescale.kernels import LayoutRoom
-from freescale.kernels.attention import BIAS_ROWS, pair_blocks
+from freescale.kernels.attention import BIAS_ROWS, is_long, pair_blocks
 from freescale.pipeline.padding.source import FEWEST, longer_room, padded_size
 
 _LARGE = 32_768
@@ -78,6 +78,7 @@ class PaddingSizes(NamedTuple):
         rows: by table, places for unique rows, and one for pads.
         items: places for distinct items, and one for pads.
         blocks: pairs of blocks of tokens (`LayoutRoom`); 0: as many as may be among so many tokens.
+        long: whether most batches have long sequences (`LayoutRoom`).
     """
 
     tokens: tuple[int, ...] = ()
@@ -85,6 +86,7 @@ class PaddingSizes(NamedTuple):
     rows: Mapping[str, int] = MappingProxyType({})
     items: int = 0
     blocks: int = 0
+    long: bool = False
 
     def holds(
         self, *, tokens: int, samples: int, rows: Mapping[str, int], items: int = 0, blocks: int = 0
@@ -106,11 +108,11 @@ class PaddingSizes(NamedTuple):
             return self.samples
         return padded_size(num, fewest=8, steps=_COARSE if self.samples else 16)
 
-    def blocks_for(self, lengths: IntArray) -> int:
-        """Room for the pairs of such sequences."""
-        if not self.blocks:
-            return 0
-        return max(self.blocks, pair_blocks(lengths))
+    def room_for(self, lengths: IntArray, *, longest: int, rule: TokenRule | None = None) -> LayoutRoom:
+        """The room of such sequences, none of which may be longer than `longest`; the rule says how they grow."""
+        blocks = max(self.blocks, pair_blocks(lengths)) if self.blocks else 0
+        long = self.long if self.tokens else is_long(_grown(lengths, rule))
+        return LayoutRoom(self.tokens_for(int(lengths.sum())), longest, blocks, long)
 
     def rows_for(self, table: str, num: int, *, table_rows: int) -> int:
         """Places for so many unique rows of a table, and one for pads."""
@@ -171,6 +173,7 @@ def foresee_sizes(
     num_items: int = 0,
     num_parts: int = 1,
     pairs: PairLimit | None = None,
+    rule: TokenRule | None = None,
 ) -> PaddingSizes | None:
     """The sizes of this rank's batches; None where too many of them have more pairs than they may have.
 
@@ -181,6 +184,7 @@ def foresee_sizes(
         num_items: of the catalogue, where batches say something of items.
         num_parts: micro-batches a step.
         pairs: what bounds the pairs of tokens of a batch; None: nothing does.
+        rule: how sequences grow by tokens of features; None: they do not.
     """
     plans = [sampler.plan(step) for step in islice(_whole_steps(sampler), SMALL_BATCHES.looked_at)]
     if max(int(sampler.batches.lengths_of(plan.rows).sum()) for plan in plans) >= _LARGE * num_parts:
@@ -208,6 +212,7 @@ def foresee_sizes(
         tokens=sizes,
         samples=samples,
         blocks=blocks,
+        long=2 * sum(is_long(_grown(part.offsets.diff().numpy(), rule)) for part in parts) > len(parts),
         rows={
             name: none.rows_for(
                 name, _with_reserve(max(each.rows[name] for each in counts)), table_rows=table_rows[name]
@@ -251,6 +256,10 @@ def choose_sizes(tokens: Sequence[int]) -> tuple[int, ...]:
 def _batch_of(lengths: IntArray) -> SequenceBatch:
     """A batch with such sequences, and nothing in them."""
     return SequenceBatch(torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)))
+
+
+def _grown(lengths: IntArray, rule: TokenRule | None) -> IntArray:
+    return lengths if rule is None else rule.tokens(lengths)
 
 
 def _with_reserve(num: int) -> int:

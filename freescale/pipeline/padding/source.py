@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from freescale.data import TokenRule
 from freescale.kernels import LayoutRoom
-from freescale.kernels.attention import BIAS_ROWS, ListFiller, is_long
+from freescale.kernels.attention import BIAS_ROWS, ListFiller
 from freescale.kernels.runtime import HostRoom
 
 Array = npt.NDArray[Any]
@@ -41,7 +41,8 @@ def longer_room(room: LayoutRoom, num_sequences: int, rule: TokenRule) -> Layout
         more = max(0, times * (2 * front + 1 - times))
         blocks = times**2 * room.blocks + -(-more * room.tiles(num_sequences, BIAS_ROWS) // 2)
         blocks += num_sequences * front * (front + 1) // 2
-    return LayoutRoom(-(-places // FEWEST) * FEWEST, rule.front + room.longest * times, blocks)
+    longest = rule.front + room.longest * times
+    return LayoutRoom(-(-places // FEWEST) * FEWEST, longest, blocks, room.long)
 
 
 class Feature(NamedTuple):
@@ -119,8 +120,7 @@ class PaddingSource:
             (f.name, f.values.dtype, f.values.shape[1:]) for f in (*self.tokens, *self.samples, *self.items)
         )
         rows = (*self.num_rows.values(), self.num_items)
-        longer = None if self.longer is None else is_long(np.diff(self.longer[0]))
-        return self.room, len(self.offsets), rows, is_long(np.diff(self.offsets)), longer, *kinds
+        return self.room, len(self.offsets), rows, *kinds
 
     def cut(self, num_tokens: int) -> PaddingSource:
         """As much of the batch as fits into places for so many tokens: whole sequences, then some without tokens."""

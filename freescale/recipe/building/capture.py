@@ -113,6 +113,7 @@ def foreseen_sizes(
         num_items=_num_items(tables, examples),
         num_parts=num_parts,
         pairs=limit,
+        rule=_token_rule(model),
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from freescale.balance import BalancedSampler
 from freescale.data import TokenRule
 from freescale.kernels import LayoutRoom
-from freescale.kernels.attention import pair_blocks
+from freescale.kernels.attention import is_long, pair_blocks
 from freescale.pipeline import PaddingSizes, RowCounts, foresee_sizes, padded_size
 from freescale.pipeline.padding.sizes import LARGE_BATCHES, SMALL_BATCHES, PairLimit, choose_sizes
 from freescale.pipeline.padding.source import longer_room
@@ -90,18 +90,22 @@ def test_large_batches_have_few_pads_and_room_for_the_pairs_they_have():
     sizes = foresee_sizes(sampler, rows_of=rows_of, table_rows={"item": TABLE_ROWS}, pairs=limit)
     assert not limit.hold(tokens=sizes.tokens[-1], samples=sizes.samples)
     assert limit.hold(tokens=sizes.tokens[-1], samples=sizes.samples, blocks=sizes.blocks)
-    places, tokens, foreseen, steps = 0, 0, 0, 90
+    places, tokens, foreseen, steps, rooms = 0, 0, 0, 90, set()
     for plan in sampler.plans(0, steps):
         own = lengths[plan.rows]
-        size, blocks = sizes.tokens_for(int(own.sum())), sizes.blocks_for(own)
-        assert blocks >= pair_blocks(own)
+        room = sizes.room_for(own, longest=8192)
+        assert room.blocks >= pair_blocks(own)
         foreseen += sizes.holds(
-            tokens=size, samples=sizes.samples_for(len(own)), rows=sizes.rows, blocks=blocks
+            tokens=room.tokens, samples=sizes.samples_for(len(own)), rows=sizes.rows, blocks=room.blocks
         )
-        places, tokens = places + size, tokens + int(own.sum())
+        rooms.add(room)
+        places, tokens = places + room.tokens, tokens + int(own.sum())
     assert tokens > 32_768 * steps
     assert foreseen >= 0.97 * steps
     assert places < 1.03 * tokens
+    # Lengths as a token sees them lie on both sides of what counts as long; one size must not be two for that.
+    assert len({is_long(lengths[plan.rows]) for plan in sampler.plans(0, steps)}) == 2
+    assert len({room.long for room in rooms}) == 1
 
 
 def test_batches_with_more_pairs_than_are_kept_have_no_sizes():

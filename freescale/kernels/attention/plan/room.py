@@ -24,11 +24,14 @@ class LayoutRoom(NamedTuple):
         tokens: places for tokens; those behind the last sequence are pads, and belong to none.
         longest: tokens of the longest sequence that may come.
         blocks: pairs of blocks of `BIAS_ROWS` tokens that all sequences may have together; 0: as many as fit.
+        long: whether kernels take the tiles that pay for long sequences. Batches that may take each other's place have
+            to agree on it, whatever their own lengths.
     """
 
     tokens: int
     longest: int
     blocks: int = 0
+    long: bool = False
 
     def tiles(self, num_sequences: int, block: int) -> int:
         """Most tiles of `block` tokens that so many sequences have."""

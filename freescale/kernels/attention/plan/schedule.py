@@ -106,7 +106,7 @@ class AttentionSchedule:
         # Stands for a tensor that a kernel does not use.
         self.nothing = torch.empty(16, device=device)
         self._no_pairs = self.nothing.view(torch.int32)
-        self.mean_length = _mean_length(self._lengths)
+        self.long = is_long(self._lengths) if room is None else room.long
         self._order = np.argsort(-self._lengths, kind="stable")
         self._planned: dict[tuple[object, ...], tuple[Ints, Ints]] = {}
         self._lists: dict[tuple[object, ...], WorkList] = {}
@@ -390,14 +390,9 @@ class AttentionSchedule:
         return out
 
 
-def _mean_length(lengths: Ints) -> float:
-    """As a token sees it: long sequences count once for each of their tokens."""
-    return float(np.dot(lengths, lengths) / max(1, lengths.sum()))
-
-
 def is_long(lengths: Ints) -> bool:
-    """Whether larger tiles pay."""
-    return _mean_length(lengths) >= LONG
+    """Whether larger tiles pay: by the mean length as a token sees it, long sequences counted for each of theirs."""
+    return bool(np.dot(lengths, lengths) >= LONG * max(1, lengths.sum()))
 
 
 def is_square(mask: AttentionMask | None) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from freescale.kernels.attention.mask import AttentionMask
-from freescale.kernels.attention.plan.schedule import LONG, AttentionSchedule, Part, Side
+from freescale.kernels.attention.plan.schedule import AttentionSchedule, Part, Side
 from freescale.kernels.attention.triton.bias_gradients import TableGradients, score_parts, score_room
 from freescale.kernels.attention.triton.launch import Launch, Tile, last_dense
 from freescale.kernels.attention.triton.pair_bias import BiasTables, pair_bias
@@ -84,12 +84,12 @@ _KEPT_QUERIES = {
 _KEPT_SINGLE = {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 8, 2), 256: Tile(64, 32, 8, 1)}
 
 
-def tiles_for(width: int, dtype: torch.dtype, mean_length: float, *, biased: bool) -> Tiles:
-    """The tile sizes for heads of this width and sequences of this length."""
+def tiles_for(width: int, dtype: torch.dtype, *, long: bool, biased: bool) -> Tiles:
+    """The tile sizes for heads of this width; those of long sequences are larger."""
     limit = next(limit for limit in _SINGLE if width <= limit)
     if dtype.itemsize > 2:
         return _SINGLE[limit]
-    return _BIASED[limit] if biased else _HALF[limit][int(mean_length >= LONG)]
+    return _BIASED[limit] if biased else _HALF[limit][int(long)]
 
 
 def fused_attention(
@@ -110,7 +110,7 @@ def fused_attention(
         inputs = [x for x in (q, k, bias.position, bias.time) if x is not None]
         none = v.new_zeros(0, q.shape[1], v.shape[2])
         return none + 0 * sum((x.sum() for x in (*inputs, v)), start=v.new_zeros(())).to(v.dtype)
-    tiles = tiles or tiles_for(max(q.shape[-1], v.shape[-1]), q.dtype, work.mean_length, biased=bool(bias))
+    tiles = tiles or tiles_for(max(q.shape[-1], v.shape[-1]), q.dtype, long=work.long, biased=bool(bias))
     takers = later(bias.position), later(bias.time)
     return FusedAttention.apply(  # type: ignore[no-untyped-call]
         *(last_dense(x) for x in (q, k, v)), *bias, work, mask, alpha, scale, tiles, takers
