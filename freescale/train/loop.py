@@ -109,8 +109,9 @@ def learn(run: Run, covered: Covered, reports: StepReports) -> None:
             reports.flush()
             run.train_step.settle()
             run.accounts.pause()
-            if (story := run.train_step.capture_story()) is not None:
-                run.progress.notice(covered.step, story)
+            for story in (run.train_step.capture_story(), run.accounts.watch_story):
+                if story is not None:
+                    run.progress.notice(covered.step, story)
     report_checkpoint(run, run.checkpoints.wait())
 
 

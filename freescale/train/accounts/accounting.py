@@ -14,6 +14,7 @@ it is known how much of a stretch of work was work.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,6 +40,9 @@ _WHAT = "compare notes"
 
 _REMEASURE = 50
 """Accounts between two looks at the clocks of other machines."""
+
+_WORTH_A_WORD = 0.01
+"""Of a run's time: what the watches took."""
 
 _MOVES = 16
 """An account beside the steps takes six moves, asking twice and telling rank 0, or eight where a rank stood still: with
@@ -118,6 +122,7 @@ class Accounts:
     beside: bool = False
     totals: list[Parts] = field(default_factory=list)
     cpu_s: float = 0.0
+    _began_at: float = math.inf
     _ended_at: float = 0.0
     _held: deque[AccountedStep] = field(default_factory=deque)
     _new: _Passed = field(default_factory=lambda: _Passed([], []))
@@ -149,6 +154,17 @@ class Accounts:
         return host_bound(total(self.totals).share("host"))
 
     @property
+    def watch_story(self) -> str | None:
+        """What it took to see the device work, where that is worth a word."""
+        took_s = 0.0 if self.busy is None else self.busy.took_s
+        if took_s < _WORTH_A_WORD * (time.monotonic() - self._began_at):
+            return None
+        return (
+            f"{took_s:.1f} s went into seeing steps kernel by kernel, so that idle time is told truthfully; "
+            "longer runs are seen no more often"
+        )
+
+    @property
     def clock_error(self) -> float | None:
         """Seconds by which the clocks of the machines may be apart; None where all ranks share one."""
         return self.clock.largest_error if self.clock is not None and self.clock.num_machines > 1 else None
@@ -156,6 +172,7 @@ class Accounts:
     def begin(self, step: int) -> None:
         """Training starts, or goes on after an evaluation or a checkpoint, with this step."""
         self._ended_at = time.monotonic()
+        self._began_at = min(self._began_at, self._ended_at)
         if self.recorder is not None and self.recorder.paused:
             self._due_first = step + self.recorder.clock.lag
             self._books.begin()

@@ -1,7 +1,8 @@
 """Decides which steps are seen kernel by kernel, and tells the accounts how long the device worked in all others.
 
-First as soon as the run is warm, twice more while it settles, then every few thousand steps. Which steps these are
-follows from step numbers alone, so all ranks open and close their watches together.
+First as soon as the run is warm, twice more while it settles, then at ever longer intervals: to read what was seen
+takes tenths of a second, as long as some hundred steps of a small model. Which steps these are follows from step
+numbers alone, so all ranks open and close their watches together.
 
 While a run settles, ranks that share a GPU record graphs and load kernels at different times, and find the GPU emptier
 than later: their kernels then took up to 15 % less. So until then, what is seen replaces what was seen before.
@@ -10,6 +11,7 @@ than later: their kernels then took up to 15 % less. So until then, what is seen
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,7 +40,8 @@ class BusyMeter:
         warm: steps before the first watch.
         settling: steps after which the run is looked at anew.
         lasts: steps that a watch lasts.
-        every: steps from one to the next, later on.
+        later: the step of the next one, and of others at twice that, four times that, and so on.
+        rarest: steps from one to the next at most.
     """
 
     watch: Watch
@@ -47,8 +50,11 @@ class BusyMeter:
     warm: int = 8
     settling: Sequence[int] = (42, 200)
     lasts: int = 12
-    every: int = 2000
+    later: int = 2000
+    rarest: int = 64_000
     is_open: bool = False
+    took_s: float = 0.0
+    """By opening and closing watches, in which the run stands still."""
     _opens: float = math.inf
     _closes: float = math.inf
     _num_watches: int = 0
@@ -86,11 +92,13 @@ class BusyMeter:
     def open(self) -> None:
         """See what the device does, if that is possible."""
         self.is_open = self._sees = True
+        began = time.monotonic()
         try:
             self.watch.start()
         except Exception as error:  # whatever a driver or another profiler may object to
             self._sees = False
             self.times.missed(f"the device could not be watched: {error}")
+        self.took_s += time.monotonic() - began
 
     def close(
         self,
@@ -118,11 +126,15 @@ class BusyMeter:
             self._plan(self._next(step))
         if not self._sees:
             return
+        began = time.monotonic()
         try:
             worked = self.watch.stop()
         except Exception as error:
             self.times.missed(f"what the device did is unknown: {error}")
             return
+        finally:
+            self.took_s += time.monotonic() - began
+        self._watched.add(step + 1)  # begins with a wait for the rank that has read its watch last
         seen = []
         for (number, start, end), note in zip(ended, notes, strict=True):
             if opened < number <= step:
@@ -144,7 +156,7 @@ class BusyMeter:
                 self.watch.stop()
 
     def was_watched(self, step: int) -> bool:
-        """Whether this step was seen, and so was slower than others; ask once."""
+        """Whether this step was seen, or came right behind, and so was slower than others; ask once."""
         known = step in self._watched
         self._watched.discard(step)
         return known
@@ -157,8 +169,13 @@ class BusyMeter:
         self._opens, self._closes = opens, opens + self.lasts
 
     def _next(self, step: int) -> int:
-        soon = (self._began + after for after in self.settling if step < self._began + after)
-        return next(soon, (step // self.every + 1) * self.every)
+        for after in self.settling:
+            if step < self._began + after:
+                return self._began + after
+        later = self.later
+        while later <= step:
+            later += min(later, self.rarest)
+        return later
 
 
 def seen_step(

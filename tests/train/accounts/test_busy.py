@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -107,7 +109,8 @@ def test_lines_wait_until_the_first_watch_is_over_and_watched_steps_are_marked()
     program.run(60)
     program.end()
     watched = [one.step for one in program.written if one.watched]
-    assert watched == [*range(9, 21), *range(43, 55)]
+    # With each step that follows, which begins with a wait for the rank whose watch was read last.
+    assert watched == [*range(9, 22), *range(43, 56)]
     assert not any(one.unknown for one in program.written)
     # Their time is in no sum.
     kept = sum(one.ranks[0].total for one in program.written if not one.watched and one.step > 1)
@@ -172,7 +175,7 @@ def test_a_settled_run_is_not_told_by_its_first_steps():
 
 @pytest.mark.parametrize("evaluates_at", [43, 45, 51, 203])
 def test_a_watch_that_an_evaluation_cuts_off_is_made_up_for(evaluates_at):
-    meter = BusyMeter(watch=MadeUpDevice(launch=1e-4), every=300)
+    meter = BusyMeter(watch=MadeUpDevice(launch=1e-4), later=300)
     meter.begin(1)
     watched = []
     for step in range(1, 401):
@@ -186,6 +189,33 @@ def test_a_watch_that_an_evaluation_cuts_off_is_made_up_for(evaluates_at):
     again = [step for step in watched if evaluates_at < step < evaluates_at + 20]
     assert len(again) == 12
     assert [step for step in watched if step > 250] == list(range(301, 313))
+
+
+def test_watches_are_ever_further_apart():
+    """To read one took 0.1 to 0.9 s (H200), as long as some hundred steps of a small model that is replayed."""
+    meter = BusyMeter(watch=MadeUpDevice(launch=1e-4))
+    meter.begin(1)
+    opened = []
+    for step in range(1, 200_000):
+        if meter.closes_after(step):
+            meter.close(step, [], [], [])
+        if meter.opens_after(step):
+            meter.open()
+            opened.append(step)
+    assert opened == [8, 42, 200, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 192_000]
+
+
+@pytest.mark.parametrize(("reading_s", "told"), [(0.0, False), (0.05, True)])
+def test_what_watches_took_is_told_where_it_is_much(reading_s, told):
+    device = MadeUpDevice(launch=100e-6)
+    read = device.stop
+    device.stop = lambda: (time.sleep(reading_s), read())[1]
+    program = Program(device, kernel_us=50.0)
+    program.begin()
+    program.run(60)
+    program.end()
+    story = program.accounts.watch_story
+    assert (story is not None and story.startswith("0.1 s went into seeing")) == told
 
 
 def test_a_device_that_cannot_be_watched_is_told_once_and_counts_stretches():
