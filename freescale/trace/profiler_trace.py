@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,8 @@ _CALLS_ONE = re.compile(r"^c10d::|^record_param_comms$")
 """Operators that only hand a collective to its thread: neither work nor a wait."""
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
-_KERNEL, _MEMORY = {"kernel"}, {"gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+_MEMORY = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+_DEVICE = _MEMORY | {"kernel"}
 _ENDS_TOGETHER = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|barrier", re.I)
 
 
@@ -210,9 +212,15 @@ def _is_timed(event: Mapping[str, Any]) -> bool:
     return isinstance(event.get("ts"), int | float) and isinstance(event.get("dur"), int | float)
 
 
+@lru_cache(maxsize=4096)
+def _is_collective(name: str) -> bool:
+    """A step has few kernels, and long names of them."""
+    return COLLECTIVE.search(name) is not None
+
+
 def _device_activity(event: Mapping[str, Any]) -> Activity | None:
     kind = str(event.get("cat", "")).lower()
-    if kind not in _KERNEL | _MEMORY:
+    if kind not in _DEVICE:
         return None
     name = str(event.get("name", ""))
     start = float(event["ts"]) / 1e6
@@ -222,7 +230,7 @@ def _device_activity(event: Mapping[str, Any]) -> Activity | None:
     stream = str(arguments.get("stream", event.get("tid", "")))
     if kind in _MEMORY:
         return Activity("memory", name, start, end, stream=stream)
-    if not COLLECTIVE.search(name):
+    if not _is_collective(name):
         return Activity("compute", name, start, end, stream=stream)
     named = arguments.get("Process Group Name") or arguments.get("Process Group Description")
     members = arguments.get("Process Group Ranks")

@@ -52,9 +52,8 @@ class KernelWatch:
             raise DataError("another profiler is on")
         tear_cupti_down()
         self._clock.wait_for_marks()
-        self._profiler = torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
-        )
+        # Events are read from its file alone: with `acc_events` it would make an object of each, while the run waits.
+        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
         self._profiler.start()
         with torch.cuda.device(self._device):
             torch.cuda._sleep(_ANCHOR_CYCLES)
