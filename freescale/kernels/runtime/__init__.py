@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from freescale.kernels.runtime.frame_loops import join_blocks, pack_frames, read_frames, size_frames
     from freescale.kernels.runtime.gemm import (
         add_product_to,
+        free_bytes,
         gemm_warmup,
         product,
         weight_gradient,

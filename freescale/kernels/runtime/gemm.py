@@ -88,7 +88,7 @@ def _load_kernels(x: Tensor, weight: Tensor, *, adds: bool) -> None:
         return
     known = [*(before or ()), sizes[0], sizes[-1], x.shape[0]]
     _loaded[kind] = min(known), max(known)
-    if sizes[-1] * sum(weight.shape) * x.itemsize > _free_bytes(x.device) // 4:
+    if sizes[-1] * sum(weight.shape) * x.itemsize > free_bytes(x.device) // 4:
         return  # then they are loaded when they are met
     try:
         x_room, out_room = (x.new_empty(sizes[-1], width) for width in weight.shape)
@@ -101,7 +101,7 @@ def _load_kernels(x: Tensor, weight: Tensor, *, adds: bool) -> None:
         return
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     """What torch could hand out."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -283,7 +283,8 @@ class PaddedCompute:
         room = self._room(padded)
         # Kernels of this size are compiled and loaded by this: no recording may wait for that. Nothing is updated, and
         # what it leaves is overwritten by the step to come.
-        self._forward_backward(room, padded.views)
+        if not self._recorder.try_out(lambda: self._forward_backward(room, padded.views)):
+            return _FAILED
         views = again.views  # in which nothing has been worked out yet, so that all of it is recorded
         views.layout.seal()
         graph = self._recorder.record(lambda: self._compute(room, views))

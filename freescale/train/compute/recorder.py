@@ -5,12 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from freescale.kernels.runtime import free_bytes
+
 _MOST_FAILURES = 3
+_ROOM = 2.5
+"""Recordings compute in memory of their own, and steps as usual in as much beside it; others are a fourth larger."""
+
 _WARM = 2
 """The second update is recorded: the first one makes the optimizer's moments."""
 
@@ -25,6 +30,20 @@ def recording(graph: torch.cuda.CUDAGraph, *, pool: Any, stream: torch.cuda.Stre
             yield
 
 
+class Memory(NamedTuple):
+    """Bytes of a GPU: handed out, the most that ever were, and what can still be."""
+
+    allocated: int
+    peak: int
+    available: int
+
+
+def memory_of(device: torch.device) -> Memory:
+    """As torch sees it now."""
+    peak = torch.cuda.max_memory_allocated(device)
+    return Memory(torch.cuda.memory_allocated(device), peak, free_bytes(device))
+
+
 class Recorder:
     """What all recordings of a run share: a stream, the memory they compute in, and whom to tell why there is none.
 
@@ -37,6 +56,7 @@ class Recorder:
         self._on_gpu = device.type == "cuda"
         self._tell: Callable[[str], None] | None = tell
         self._failures = 0
+        self._device, self._has_room = device, False
         if self._on_gpu:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
@@ -45,6 +65,29 @@ class Recorder:
     def on(self) -> bool:
         """Whether recordings are made."""
         return self._on_gpu and self._failures < _MOST_FAILURES
+
+    def try_out(self, work: Callable[[], None]) -> bool:
+        """Do the work as usual, and find out whether there is room to record it; else nothing is recorded any more."""
+        try:
+            if self._has_room or not self._on_gpu:
+                work()
+                return True
+            before, _, available = memory_of(self._device)
+            work()
+            needed = memory_of(self._device).peak - before
+            if available < _ROOM * needed:
+                # The peak may be older than this work.
+                torch.cuda.reset_peak_memory_stats(self._device)
+                work()
+                needed = memory_of(self._device).peak - before
+            self._has_room = available >= _ROOM * needed
+            found = f"{needed / 2**30:.1f} GiB a step, and {available / 2**30:.1f} GiB are left"
+        except torch.OutOfMemoryError:
+            self._has_room, found = False, "the memory of the GPU was full while one was made"
+        if not self._has_room:
+            self._failures = _MOST_FAILURES
+            self.give_up(f"recordings would take too much memory beside the steps ({found})")
+        return self._has_room
 
     def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """A graph of all that `work` starts; None where it cannot be recorded."""

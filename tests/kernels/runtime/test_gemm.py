@@ -93,7 +93,7 @@ def test_sizes_are_made_ready_once_never_while_a_graph_is_recorded_nor_without_r
     done: list[int] = []
     really = torch.mm
     monkeypatch.setattr(products, "_loaded", {})
-    monkeypatch.setattr(products, "_free_bytes", lambda device: free)
+    monkeypatch.setattr(products, "free_bytes", lambda device: free)
     monkeypatch.setattr(torch, "mm", lambda a, b, out: done.append(a.shape[0]) or really(a, b, out=out))
     x, weight = torch.ones(5000, 2).as_subclass(OnGPU), torch.ones(2, 3)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import numpy as np
+import pytest
 import torch
 
 from freescale.pipeline import Padder, PaddingSizes
+from freescale.train.compute import recorder
 from freescale.train.compute.padded_compute import PaddedCompute
-from freescale.train.compute.recorder import Recorder
+from freescale.train.compute.recorder import Memory, Recorder
 from tests.pipeline.padding.test_padder import DIM, LONGEST, indexed, make_batch, make_model
 
 CPU = torch.device("cpu")
@@ -131,3 +133,58 @@ def test_the_parts_of_a_batch_that_fit_make_the_smaller_sizes():
             one.views.batch.tokens["item_index"][:real], padded.views.batch.tokens["item_index"][:real]
         )
         assert (one.views.batch.tokens["item_index"][real:] == 30).all()
+
+
+GIB = 2**30
+
+
+class Full(Recorder):
+    """A GPU with so much memory left, on which any work takes 4 GiB, and something before it took 20."""
+
+    def __init__(self, monkeypatch, available, *, works=True):
+        self.told, self.peak, self.worked, self.works = [], 20 * GIB, 0, works
+        super().__init__(CPU, tell=self.told.append)
+        self._on_gpu = True
+        monkeypatch.setattr(recorder, "memory_of", lambda device: Memory(GIB, self.peak, available))
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: setattr(self, "peak", 0))
+
+    def work(self):
+        if not self.works:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.worked += 1
+        self.peak = max(self.peak, 5 * GIB)
+
+
+def test_there_is_room_for_recordings_beside_steps_as_usual(monkeypatch):
+    made = Full(monkeypatch, 60 * GIB)
+    assert made.try_out(made.work)
+    assert made.on
+    assert made.worked == 1
+    tight = Full(monkeypatch, 10 * GIB)
+    assert tight.try_out(tight.work), "the peak was older"
+    assert tight.on
+    assert tight.worked == 2
+    assert tight.try_out(tight.work)
+    assert tight.worked == 3, "asked once"
+
+
+@pytest.mark.parametrize(
+    ("works", "found"),
+    [(True, "4.0 GiB a step, and 9.0 GiB are left"), (False, "the memory of the GPU was full")],
+)
+def test_where_there_is_none_nothing_is_recorded_and_that_is_told(monkeypatch, works, found):
+    """A run that trained with more than half of a GPU's memory would end in its third step."""
+    made = Full(monkeypatch, 9 * GIB, works=works)
+    assert not made.try_out(made.work)
+    assert not made.on
+    (told,) = made.told
+    assert "too much memory" in told
+    assert found in told
+
+
+def test_a_recorder_without_room_leaves_steps_as_they_were(monkeypatch):
+    steps = Steps()
+    monkeypatch.setattr(steps.recorder, "try_out", lambda work: False)
+    assert not any(steps.take(20, 30) for _ in range(4))
+    assert steps.recorder.count == 0
+    assert "could not be recorded" in steps.compute.story()
