@@ -99,10 +99,9 @@ class Setting:
         return f"{self.transport:<15} {words[0]:<11} {words[1]}"
 
     def keys(self) -> list[str]:
-        """As recipe keys; the copy kernel takes the place of `collective`. A replayed step is not split."""
+        """As recipe keys; the copy kernel takes the place of `collective`."""
         kind = "collective" if self.transport.startswith("copy_kernel") else self.transport
         return [
-            *(["run.capture='off'"] if self.postponed else []),
             f"comm.transport={kind}",
             f"pipeline.prioritized={str(self.prioritized).lower()}",
             f"balance.enabled={str(self.balanced).lower()}",

@@ -92,10 +92,21 @@ def postpone_bytes(
     reason = None
     if not hides_traffic(config, embedding, ranks):
         reason = "no embedding traffic is hidden that they could be computed under"
-    elif captured:
-        reason = "steps are replayed as CUDA graphs; run.capture=off leaves them to the host"
+    elif captured and config.pipeline.postpone == "auto":
+        reason = (
+            "steps are replayed as CUDA graphs, of one order; pipeline.postpone=on postpones everything, and with "
+            "run.capture=off steps try out how much"
+        )
+    elif captured and config.optim.accumulate > 1:
+        reason = "micro-batches are replayed as CUDA graphs; with run.capture=off the last one leaves them"
     if reason is None:
-        if config.optim.clip_norm is not None:
+        if captured:
+            progress.notice(
+                0,
+                "weights are updated at the end of a step, not beside the next forward: steps are replayed as CUDA "
+                "graphs; with run.capture=off layers are updated as the forward reaches them",
+            )
+        elif config.optim.clip_norm is not None:
             progress.notice(
                 0,
                 "weights are updated at the end of a step, not beside the next forward: optim.clip_norm needs the "

@@ -87,6 +87,19 @@ def test_postponed_gradients_summed_beside_the_next_forward_leave_the_bits_of_th
     assert [event["hr@10"] for event in ours] == [event["hr@10"] for event in plain]
 
 
+@pytest.mark.parametrize("transport", ["host_staged", "copy_engine"])
+def test_replays_that_leave_gradients_of_weights_for_later_have_the_bits_of_one_replay(tmp_path, transport):
+    common = ("--virtual-gpus", "2", f"comm.transport={transport}", "pipeline.decide_every=null")
+    common = (*common, "model.layers=4", "model.dim=64", "model.dtype=bfloat16", "balance.refit_every=null")
+    for postpone in ("on", "off"):
+        train(tmp_path / postpone, *common, "run.steps=80", f"pipeline.postpone={postpone}")
+        assert events(tmp_path / postpone, "step")[-1]["captured"] > 0.5
+    assert losses(tmp_path / "on") == losses(tmp_path / "off")
+    told = " ".join(event["text"] for event in events(tmp_path / "on", "notice"))
+    assert "weights are updated at the end of a step" in told
+    assert "plain order" not in told
+
+
 def test_it_goes_on_from_a_checkpoint_on_another_number_of_ranks(tmp_path, alone):
     folder = tmp_path / "run"
     train(folder, "--virtual-gpus", "2", "run.steps=20")

@@ -74,26 +74,36 @@ class PostponedGradients:
         """Weights whose gradients are not there yet."""
         return list(self._waiting)
 
-    @torch.no_grad()
     def compute(self, done: Callable[[Tensor], None] = lambda weight: None) -> None:
-        """Compute what is left, lowest layers first, since the next forward begins with them; add it to `.grad`.
+        """Compute all that is left; `done` is told every weight whose gradient is complete."""
+        for weight in self.each():
+            done(weight)
 
-        `done` is told every weight whose gradient is complete.
+    def each(self) -> Iterator[Tensor]:
+        """Compute what is left, weight by weight, last come first: the next forward begins with the lowest layers.
+
+        Gradients are added to `.grad`.
         """
-        waiting, self._waiting = self._waiting, {}
-        self._kept, self.kept_bytes = set(), 0
-        self._could_bytes, self._could_before = 0, self._could_bytes
+        waiting = self._waiting
+        self.forget()
         while waiting:
             weight, gradients = waiting.popitem()
-            # As autograd does it: all uses of this backward first, then what earlier ones have left.
-            total = gradients.pop(0)()
-            while gradients:
-                total = total + gradients.pop(0)()
-            if weight.grad is None:
-                weight.grad = total
-            else:
-                weight.grad += total
-            done(weight)
+            with torch.no_grad():
+                # As autograd does it: all uses of this backward first, then what earlier ones have left.
+                total = gradients.pop(0)()
+                while gradients:
+                    total = total + gradients.pop(0)()
+                if weight.grad is None:
+                    weight.grad = total
+                else:
+                    weight.grad += total
+            yield weight
+
+    def forget(self) -> None:
+        """Nothing is left to compute."""
+        self._waiting = {}
+        self._kept, self.kept_bytes = set(), 0
+        self._could_bytes, self._could_before = 0, self._could_bytes
 
     def _bound(self) -> float:
         if self.share >= 1 or self._could_before is None:

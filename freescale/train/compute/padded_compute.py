@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from freescale.data import SequenceBatch
 from freescale.embedding import EmbeddingTable, as_compute
 from freescale.pipeline import TABLE, PaddedBatch, PaddedViews
+from freescale.train.compute.later_gradients import LaterGradients
 from freescale.train.compute.recorder import Recorder
 from freescale.train.compute.row_room import RowRoom, Rows
 
@@ -49,13 +51,18 @@ def rows_of_items(rows: Rows, batch: SequenceBatch) -> tuple[Tensor, Rows]:
     return rows[TABLE], {}
 
 
+Later = Sequence[tuple[torch.cuda.CUDAGraph | None, tuple[Tensor, ...]]]
+"""Graphs of gradients that are put off, and the pieces of all gradients that are complete behind each."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Recording:
-    """A graph, what it reads of a batch, and what must live as long as it does."""
+    """A graph, what it reads of a batch, what must live as long as it does; and what is computed later."""
 
     graph: torch.cuda.CUDAGraph
     memory: Tensor
     batch: PaddedBatch
+    later: Later
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +95,9 @@ class PaddedCompute:
         recorder: records sizes that come often.
         whole: what else is done in a step, inside.
         vectors_of: makes item vectors; they are rows of their table unless given.
+        postpone_bytes: gradients of weights are computed by `compute_later`, and what is kept for them may take as
+            much; None: with all others.
+        piece_bytes: about how large the pieces are that gradients are then handed over in; all at once unless given.
     """
 
     def __init__(
@@ -99,7 +109,10 @@ class PaddedCompute:
         recorder: Recorder,
         whole: WholeStep | None = None,
         vectors_of: VectorsOf = rows_of_items,
+        postpone_bytes: int | None = None,
+        piece_bytes: int | None = None,
     ) -> None:
+        assert whole is None or postpone_bytes is None, "a whole step has nobody to wait for"
         self._whole, self._vectors_of = whole, vectors_of
         self._norm: Tensor | None = None
         self._model, self._parameters, self._precision = model, list(parameters), precision
@@ -108,6 +121,15 @@ class PaddedCompute:
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self.flat, self._grads = _side_by_side(self._parameters)
         self._used: list[bool] | None = None
+        self.later: LaterGradients | None = None
+        if postpone_bytes is not None:
+            self.later = LaterGradients(
+                *(self._parameters, self._grads, self.flat),
+                most_bytes=postpone_bytes,
+                piece_bytes=piece_bytes or self.flat.nbytes,
+            )
+        self._put_off: Later | None = None
+        self._direct: set[int] = set()
         self._rooms: dict[tuple[int, ...], RowRoom] = {}
         self._like: Rows | None = None
         self._replays = 0
@@ -169,7 +191,7 @@ class PaddedCompute:
     def run(self, rows: Rows, padded: PaddedBatch) -> tuple[Tensor, Rows]:
         """The loss of a batch, and the gradients of its rows by table; both are overwritten by the next call.
 
-        Gradients of the parameters are in their `.grad`.
+        Gradients of the parameters are in their `.grad`, or will be after `compute_later`.
         """
         if self._like is None:
             self._like = {name: each[:0].detach() for name, each in rows.items()}
@@ -181,14 +203,37 @@ class PaddedCompute:
         else:
             found.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
             found.graph.replay()
-        self._hand_out()
+        self._put_off = None if found is None else found.later
+        if self.later is None:
+            self._hand_out()
         return self._loss, {name: grad[: padded.real_rows[name]] for name, grad in room.grad.items()}
+
+    def compute_later(self, complete: Callable[[Tensor], None]) -> None:
+        """Gradients of the last `run` that were put off.
+
+        Args:
+            complete: told each piece of `flat` once it is complete, in their order.
+        """
+        assert self.later is not None
+        if self._put_off is None:
+            for num_weights, pieces in self.later.groups(self._direct):
+                self.later.compute(num_weights)
+                for piece in pieces:
+                    complete(piece)
+        else:
+            for graph, pieces in self._put_off:
+                if graph is not None:
+                    graph.replay()
+                for piece in pieces:
+                    complete(piece)
+        self._hand_out()
 
     def run_parts(self, rows: Rows, parts: Sequence[PaddedBatch]) -> tuple[Tensor, Rows]:
         """The same of micro-batches of one batch, added up in their order."""
         loss, grads = self.run(rows, parts[0])
         if len(parts) == 1:
             return loss, grads
+        assert self.later is None, "micro-batches would add up gradients that are put off"
         sums = [each.clone() for each in (loss, self.flat, *grads.values())]
         for part in parts[1:]:
             loss, grads = self.run(rows, part)
@@ -233,14 +278,19 @@ class PaddedCompute:
 
     def _forward_backward(self, room: RowRoom, views: PaddedViews) -> None:
         """Loss and gradients to where they belong."""
-        with self._precision():
-            vectors, tables = self._vectors_of(room.rows, views.batch)
-            loss = self._model(vectors, views.batch, views.layout, tables) / views.divisor
-        # On a GPU autograd would hand the backward over to a thread of its own, which is not recorded.
-        with torch.autograd.set_multithreading_enabled(False):
-            leaves = [*room.rows.values(), *self._parameters]
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        with nullcontext() if self.later is None else self.later.taking():
+            with self._precision():
+                vectors, tables = self._vectors_of(room.rows, views.batch)
+                loss = self._model(vectors, views.batch, views.layout, tables) / views.divisor
+            # On a GPU autograd would hand the backward over to a thread of its own, which is not recorded.
+            with torch.autograd.set_multithreading_enabled(False):
+                leaves = [*room.rows.values(), *self._parameters]
+                found = torch.autograd.grad(loss, leaves, allow_unused=True)
         self._used = [grad is not None for grad in found[len(room.rows) :]]
+        if self.later is not None:
+            self._direct = {id(param) for param, used in zip(self._parameters, self._used) if used}
+            known = self._direct.union(map(id, self.later.postponed.waiting))
+            self._used = [id(param) in known for param in self._parameters]
         places = [*room.grad.values(), *self._grads]
         pairs = [(to, grad) for to, grad in zip(places, found) if grad is not None]
         with torch.no_grad():
@@ -283,16 +333,36 @@ class PaddedCompute:
         room = self._room(padded)
         # Kernels of this size are compiled and loaded by this: no recording may wait for that. Nothing is updated, and
         # what it leaves is overwritten by the step to come.
-        if not self._recorder.try_out(lambda: self._forward_backward(room, padded.views)):
+        if not self._recorder.try_out(lambda: self._try_all(room, padded.views)):
             return _FAILED
         views = again.views  # in which nothing has been worked out yet, so that all of it is recorded
         views.layout.seal()
         graph = self._recorder.record(lambda: self._compute(room, views))
-        if graph is None:
+        later = None if graph is None else self._record_later()
+        if graph is None or later is None:
+            if self.later is not None:
+                self.later.forget()
             return _FAILED
-        self._recordings[padded.key] = _Recording(graph, memory, again)
+        self._recordings[padded.key] = _Recording(graph, memory, again, later)
         padded.replayed.add(padded.key)
         return None
+
+    def _try_all(self, room: RowRoom, views: PaddedViews) -> None:
+        self._forward_backward(room, views)
+        if self.later is not None:
+            for num_weights, _ in self.later.groups(self._direct):
+                self.later.compute(num_weights)
+
+    def _record_later(self) -> Later | None:
+        """What the backward that was recorded last has put off; None where it cannot be recorded."""
+        recorded: list[tuple[torch.cuda.CUDAGraph | None, tuple[Tensor, ...]]] = []
+        for num_weights, pieces in [] if self.later is None else self.later.groups(self._direct):
+            assert self.later is not None
+            graph = self._recorder.record(partial(self.later.compute, num_weights)) if num_weights else None
+            if num_weights and graph is None:
+                return None
+            recorded.append((graph, pieces))
+        return recorded
 
 
 def _side_by_side(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:

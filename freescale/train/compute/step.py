@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from freescale.balance import WHOLE, SampleWork, StepPlan
+from freescale.balance import WHOLE, SampleWork, StepPlan, bucket_bytes
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
 from freescale.data import SequenceBatch
@@ -184,6 +184,8 @@ class TrainStep:
                 recorder=recorder,
                 whole=whole,
                 vectors_of=vectors_of,
+                postpone_bytes=postpone_bytes,
+                piece_bytes=self._piece_bytes(own),
             )
             self._is_whole = whole is not None
             self._recorded_update = RecordedUpdate(self._move_weights, recorder=recorder)
@@ -232,6 +234,9 @@ class TrainStep:
         schedule.update(ready, lr=self._table_lr * factor)
         if self._split is not None:
             self._split.compute()
+        elif self._padded is not None and self._padded.later is not None:
+            with compute("weight gradients"), self.timer.later_part():
+                self._padded.compute_later(self._start_sum)
         left = self._split is not None and self._split.leave(lr=self._lr * factor)
         if self._sums.outlast_backward and not left:
             self.timer.wait_for_sums()
@@ -271,7 +276,8 @@ class TrainStep:
 
     def postponed_mb(self) -> float:
         """The most that was kept for postponed weight gradients so far, in MiB."""
-        return 0.0 if self._split is None else self._split.postponed.most_kept_bytes / (1 << 20)
+        takers = (self._split, None if self._padded is None else self._padded.later)
+        return max((by.postponed.most_kept_bytes for by in takers if by is not None), default=0) / (1 << 20)
 
     def capture_story(self) -> str | None:
         """How many batches were replayed, and why others were not; None where none could be."""
@@ -322,10 +328,21 @@ class TrainStep:
             for name, grad in grads.items():
                 # Gradients of rows may still be on their way when the next step overwrites them.
                 rows[name].grad = grad if self._flat_sum is None else grad.clone()
+        if self._padded.later is None:
+            self._start_sum(self._padded.flat)
+        return loss, captured
+
+    def _start_sum(self, gradients: Tensor) -> None:
+        """These are complete: add them up over the ranks, while other things are done."""
         if self._flat_sum is not None:
             self.timer.handed_over()
-            self._flat_sum.start(self._padded.flat)
-        return loss, captured
+            self._flat_sum.start(gradients)
+
+    def _piece_bytes(self, parameters: Sequence[nn.Parameter]) -> int | None:
+        """Gradients are handed over in pieces where their sums travel beside other work."""
+        if self._flat_sum is None or not self._flat_sum.only_starts:
+            return None
+        return bucket_bytes(sum(param.nbytes for param in parameters))
 
     def _reduce_now(self, last: bool) -> AbstractContextManager[None]:
         """Gradients travel with the last micro-batch only."""

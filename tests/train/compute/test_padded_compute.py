@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from freescale.kernels import SequenceLayout
 from freescale.pipeline import Padder, PaddingSizes
 from freescale.train.compute import recorder
 from freescale.train.compute.padded_compute import PaddedCompute
@@ -188,3 +189,103 @@ def test_a_recorder_without_room_leaves_steps_as_they_were(monkeypatch):
     assert not any(steps.take(20, 30) for _ in range(4))
     assert steps.recorder.count == 0
     assert "could not be recorded" in steps.compute.story()
+
+
+class Doing(MadeUp):
+    """Does what it records."""
+
+    def record(self, work):
+        work()
+        return super().record(work)
+
+
+def gradients_of(padded, rows, kind, *, recorder=None, **later):
+    """Of one batch, computed as usual or as it is recorded: rows, all others, and the pieces they were told in."""
+    model = make_model(kind)
+    compute = PaddedCompute(
+        model, list(model.parameters()), precision=nullcontext, recorder=recorder or MadeUp(), **later
+    )
+    _, grads = compute.run({"item": rows}, padded)
+    told: list[torch.Tensor] = []
+    if later:
+        compute.compute_later(told.append)
+    assert all(param.grad is not None for param in model.parameters())
+    return compute, grads["item"].clone(), compute.flat.clone(), told
+
+
+@pytest.mark.parametrize("kind", ["hstu", "sasrec", "llama"])
+@pytest.mark.parametrize(("most", "piece"), [(1 << 30, 2000), (1 << 30, None), (20_000, 2000), (0, 1)])
+def test_gradients_that_are_put_off_have_the_bits_of_all_at_once(kind, most, piece):
+    steps = Steps()
+    padded = steps.pad(20, 0, 31)
+    rows = torch.randn(padded.real_rows["item"], DIM, dtype=torch.float64)
+    _, plain_rows, plain, _ = gradients_of(padded, rows, kind)
+    compute, own_rows, own, told = gradients_of(padded, rows, kind, postpone_bytes=most, piece_bytes=piece)
+    assert torch.equal(own_rows, plain_rows)
+    assert torch.equal(own, plain)
+    assert torch.equal(torch.cat(told), plain), "every number in one piece, in their order"
+    assert (len(told) == 1) == (piece is None)
+    assert (compute.later.postponed.num_postponed > 0) == (most > 0)
+    assert compute.later.postponed.most_kept_bytes <= most
+    assert not compute.later.postponed.waiting
+
+
+@pytest.fixture
+def unsealed(monkeypatch):
+    """On a CPU layouts bring some of their lists along when they are asked for."""
+    monkeypatch.setattr(SequenceLayout, "seal", lambda layout: None)
+
+
+@pytest.mark.usefixtures("unsealed")
+def test_what_is_put_off_is_recorded_in_pieces():
+    steps = Steps()
+    made = Doing()
+    rows = torch.randn(30, DIM, dtype=torch.float64)
+    model = make_model()
+    compute = PaddedCompute(
+        *(model, list(model.parameters())),
+        precision=nullcontext,
+        recorder=made,
+        postpone_bytes=1 << 30,
+        piece_bytes=2000,
+    )
+    told: list[torch.Tensor] = []
+    for expected in (False, True, True):
+        padded = steps.pad(20, 30)
+        assert compute.is_recorded(padded) == expected
+        compute.run({"item": rows[: padded.real_rows["item"]]}, padded)
+        told.clear()
+        compute.compute_later(told.append)
+        assert [len(piece) for piece in told] == [len(piece) for piece in compute.later._pieces]
+    graphs = [
+        [graph for graph, _ in each.later if graph is not None] for each in compute._recordings.values()
+    ]
+    assert len(graphs) == 3
+    assert len(graphs[0]) >= 3
+    assert made.count == sum(1 + len(each) for each in graphs)
+
+
+@pytest.mark.usefixtures("unsealed")
+def test_a_piece_that_cannot_be_recorded_leaves_nothing_behind():
+    class Breaks(Doing):
+        def record(self, work):
+            return None if self.count == 2 else super().record(work)
+
+    steps = Steps()
+    padded = steps.pad(20, 30)
+    rows = torch.randn(padded.real_rows["item"], DIM, dtype=torch.float64)
+    _, _, plain, _ = gradients_of(padded, rows, "hstu")
+    model = make_model()
+    compute = PaddedCompute(
+        *(model, list(model.parameters())),
+        precision=nullcontext,
+        recorder=Breaks(),
+        postpone_bytes=1 << 30,
+        piece_bytes=2000,
+    )
+    for _ in range(2):
+        assert not compute.is_recorded(padded)
+        compute.run({"item": rows}, padded)
+        compute.compute_later(lambda piece: None)
+        assert torch.equal(compute.flat, plain)
+    assert not compute._recordings

@@ -12,11 +12,14 @@ import torch.distributed as dist
 
 from freescale.kernels.runtime import PostponedGradients
 from freescale.pipeline.prioritized.adaptive import Switch
+from freescale.recipe import assembly
 from freescale.train.compute import dense_gradients, split_backward
+from freescale.train.compute import step as train_step
 from freescale.train.compute.dense_gradients import FlatSum
 from freescale.train.loop import train
 from freescale.train.state.saved import read_meta
 from tests.effort import slow
+from tests.padded_runs import padded_capture
 from tests.ranks import run_on_ranks
 from tests.small_run import full_tensors, make_run, train_small
 
@@ -79,6 +82,51 @@ def test_every_model_learns_the_same_bits(num_ranks: int, model: str, tmp_path: 
 )
 def test_every_way_to_train_gives_the_same_bits(change: tuple[str, ...], tmp_path: Path) -> None:
     run_on_ranks(both_ways, 2, (*MODELS["hstu"], *change), tmp_path, 10, timeout=110)
+
+
+def padded_both_ways(rank: int, recipe: tuple[str, ...], folder: Path) -> list[int]:
+    """The same over padded batches, as they are replayed on a GPU; returns how large the pieces are that travel."""
+    assembly.build_capture = padded_capture
+    train_step.bucket_bytes = lambda num_bytes: 4096
+    sizes: list[int] = []
+    start = FlatSum.start
+
+    def noted(self: FlatSum, values: Any) -> Any:
+        sizes.append(len(values))
+        return start(self, values)
+
+    FlatSum.start = noted  # type: ignore[method-assign]
+    both_ways(rank, recipe, folder, 8)
+    return sizes
+
+
+@pytest.mark.parametrize("model", ["hstu", slow("sasrec"), slow("llama"), "clipped"])
+def test_padded_batches_have_the_same_bits_in_either_order(model: str, tmp_path: Path) -> None:
+    recipe = (*MODELS["hstu"], "optim.clip_norm=0.1") if model == "clipped" else MODELS[model]
+    [sizes, _] = run_on_ranks(padded_both_ways, 2, recipe, tmp_path, timeout=110)
+    *pieces, whole = sizes[:-7]
+    assert len(pieces) + 1 > 8 * 2, "postponed gradients travel in pieces"
+    assert set(sizes[-8:]) == {sum(sizes[: (len(sizes) - 8) // 8])}, "all of them, once a step"
+    assert whole == sizes[-1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ("pipeline.postpone=auto", "of one order"),
+        ("pipeline.postpone=on optim.accumulate=2", "micro-batches"),
+    ],
+)
+def test_replays_that_cannot_be_split_say_so(keys: str, reason: str) -> None:
+    run_on_ranks(says_why_not, 2, keys, reason)
+
+
+def says_why_not(rank: int, keys: str, reason: str) -> None:
+    assembly.build_capture = padded_capture
+    run, heard = make_run(("run.steps=1", *keys.split()))
+    assert run.train_step._padded is not None
+    assert run.train_step._padded.later is None
+    assert any("plain order" in said["text"] and reason in said["text"] for said in heard.of("notice"))
 
 
 def resumed(rank: int, folder: Path) -> None:

@@ -1,0 +1,115 @@
+"""LaterGradients: gradients of weights that a padded step puts off, as pieces of work that can be recorded one by one.
+
+    graph 1: forward, gradients of rows ┃ rows' gradients leave ┃ graph 2 ┃ graph 3 ┃ ...
+                                                                          └ sum 1 ──> └ sum 2 ──> ...
+
+All gradients lie one after the other in one tensor, cut into pieces in the order of the model. A group of weights is
+computed together that completes at least one more piece, whose sum over the ranks can then begin. Which groups these
+are follows from the order in which the backward has put weights off: it is the same on all ranks, in every replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from freescale.kernels.runtime import PostponedGradients
+
+
+class Group(NamedTuple):
+    """Weights that are computed together, how many they are, and the pieces that are complete behind them."""
+
+    num_weights: int
+    pieces: tuple[Tensor, ...]
+
+
+class LaterGradients:
+    """Puts gradients off, and computes them group by group to where they belong.
+
+    Args:
+        parameters: in the order of their places.
+        places: by parameter, where its gradient belongs.
+        flat: in which all places lie, one behind the other.
+        most_bytes: what is kept for gradients that are put off may take.
+        piece_bytes: about how large a piece is.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        places: Sequence[Tensor],
+        flat: Tensor,
+        *,
+        most_bytes: int,
+        piece_bytes: int,
+    ) -> None:
+        self.postponed = PostponedGradients(most_bytes=most_bytes)
+        self._places = {id(param): place for param, place in zip(parameters, places, strict=True)}
+        self._pieces, self._members = _cut(parameters, places, flat, piece_bytes)
+        self._direct: Collection[int] = ()
+        self._each: Iterator[Tensor] = iter(())
+
+    def taking(self) -> AbstractContextManager[None]:
+        """Around forward and backward."""
+        return self.postponed.taking()
+
+    def groups(self, direct: Collection[int]) -> list[Group]:
+        """What the backward has put off; the first group has nothing to compute.
+
+        Args:
+            direct: ids of parameters whose places hold a gradient of the backward already.
+        """
+        order = list(reversed(self.postponed.waiting))
+        left, self._direct = {id(weight) for weight in order}, direct
+        for weight in order:
+            # What other uses of a weight have left is added to.
+            weight.grad = self._places[id(weight)] if id(weight) in direct else None
+        complete = iter(zip(self._pieces, self._members, strict=True))
+        following = next(complete, None)
+
+        def completed() -> Iterator[Tensor]:
+            nonlocal following
+            while following is not None and left.isdisjoint(following[1]):
+                yield following[0]
+                following = next(complete, None)
+
+        found, num = [Group(0, tuple(completed()))], 0
+        for weight in order:
+            left.discard(id(weight))
+            num += 1
+            if pieces := tuple(completed()):
+                found.append(Group(num, pieces))
+                num = 0
+        self._each = self.postponed.each()
+        return found
+
+    def compute(self, num_weights: int) -> None:
+        """Compute the next ones."""
+        for _ in range(num_weights):
+            weight = next(self._each)
+            if id(weight) not in self._direct:
+                assert weight.grad is not None
+                self._places[id(weight)].copy_(weight.grad)
+            weight.grad = None
+
+    def forget(self) -> None:
+        """Compute nothing of what was put off."""
+        self.postponed.forget()
+
+
+def _cut(
+    parameters: Sequence[nn.Parameter], places: Sequence[Tensor], flat: Tensor, piece_bytes: int
+) -> tuple[list[Tensor], list[set[int]]]:
+    """Pieces of `flat` from end to end, and the ids of parameters in each."""
+    starts, members = [0], [set[int]()]
+    for param, place in zip(parameters, places, strict=True):
+        start = int(place.storage_offset() - flat.storage_offset())
+        if members[-1] and (start - starts[-1] + place.numel()) * flat.itemsize > piece_bytes:
+            starts.append(start)
+            members.append(set())
+        members[-1].add(id(param))
+    ends = [*starts[1:], flat.numel()]
+    return [flat[start:end] for start, end in zip(starts, ends)], members
