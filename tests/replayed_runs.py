@@ -8,6 +8,7 @@ a CPU read lengths of the host, so encoder and head are plain ones, made of what
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from freescale.data import SequenceBatch
 from freescale.kernels import SequenceLayout
 from freescale.kernels.rows import take
+from freescale.kernels.runtime import linear
 from freescale.model import Recommender, RetrievalHead
 from freescale.pipeline import PaddedBatch
 from freescale.recipe import assembly
@@ -42,7 +44,8 @@ class Neighbours(nn.Module):
         before = torch.where(layout.positions[:, None] > 0, vectors_TD.roll(1, dims=0), 0)
         hour = (batch.tokens["time"] % 86_400 / 86_400).to(vectors_TD.dtype)
         x = torch.cat([vectors_TD + take(self.position, layout.positions), before], dim=1)
-        return torch.tanh(self.mix(x) * (1 + hour[:, None]))
+        mixed = linear(x, self.mix.weight, self.mix.bias)  # whose gradients can wait
+        return torch.tanh(mixed * (1 + hour[:, None]))
 
 
 class PlainSoftmax(RetrievalHead):
@@ -106,9 +109,17 @@ def record_again(self: PaddedCompute, padded: PaddedBatch) -> str | None:
         views.layout.seal()
         memory.copy_(content)
         self._compute(room, views)
+        if self.later is not None:
+            self.later.groups(self._direct)
 
     graph: Any = Again(replay)
-    self._recordings[padded.key] = padded_compute._Recording(graph, memory, again)
+    later: list[Any] = []
+    if self.later is not None:
+        self._forward_backward(room, padded.views)
+        for num_weights, pieces in self.later.groups(self._direct):
+            self.later.compute(num_weights)
+            later.append((Again(partial(self.later.compute, num_weights)) if num_weights else None, pieces))
+    self._recordings[padded.key] = padded_compute._Recording(graph, memory, again, later)
     padded.replayed.add(padded.key)
     return None
 

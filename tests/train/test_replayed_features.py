@@ -41,6 +41,7 @@ def trained(rank: int, keys: tuple[str, ...], replayed: bool) -> dict[str, Any]:
             "losses": [step["loss"] for step in steps],
             "captured": steps[-1]["captured"] if steps else None,
             "story": run.train_step.capture_story(),
+            "later": run.train_step.postponed_mb(),
             "tensors": full_tensors(run),
         }
 
@@ -75,6 +76,21 @@ def test_a_replay_computes_the_batch_in_memory(num_ranks: int, keys: tuple[str, 
     assert np.isfinite(ours["losses"]).all()
     for name, value in usual["tensors"].items():
         assert np.array_equal(ours["tensors"][name], value), name
+
+
+def test_a_replay_that_leaves_gradients_of_weights_for_later_has_the_bits_of_one_replay() -> None:
+    keys = (*EVERY, "pipeline.prioritized=true", "pipeline.decide_every=null", "balance.refit_every=null")
+    split, usual, plain = (
+        run_on_ranks(trained, 2, (*keys, f"pipeline.postpone={postpone}"), replayed, timeout=110)[0]
+        for postpone, replayed in (("on", True), ("on", False), ("off", True))
+    )
+    assert split["captured"] > 0.6, split["story"]
+    assert split["later"] > 0
+    assert plain["later"] == 0
+    for other in (usual, plain):
+        assert split["losses"] == other["losses"]
+        for name, value in other["tensors"].items():
+            assert np.array_equal(split["tensors"][name], value), name
 
 
 @pytest.mark.parametrize("prioritized", ["true", "false"])
