@@ -23,7 +23,7 @@ from freescale.pipeline import PaddedBatch
 from freescale.recipe import assembly
 from freescale.train.compute import padded_compute
 from freescale.train.compute.padded_compute import PaddedCompute
-from freescale.train.compute.recorder import Recorder
+from freescale.train.compute.recorder import CutGraph, Recorder
 from tests import padded_runs
 
 build_model = assembly.build_model
@@ -112,14 +112,14 @@ def record_again(self: PaddedCompute, padded: PaddedBatch) -> str | None:
         if self.later is not None:
             self.later.groups(self._direct)
 
-    graph: Any = Again(replay)
+    graph: Any = CutGraph(None, Again(replay))  # type: ignore[arg-type]
     later: list[Any] = []
     if self.later is not None:
         self._forward_backward(room, padded.views)
         for num_weights, pieces in self.later.groups(self._direct):
             self.later.compute(num_weights)
             later.append((Again(partial(self.later.compute, num_weights)) if num_weights else None, pieces))
-    self._recordings[padded.key] = padded_compute._Recording(graph, memory, again, later)
+    self._recordings[padded.key] = padded_compute._Recording([graph], memory, again, later)
     padded.replayed.add(padded.key)
     return None
 

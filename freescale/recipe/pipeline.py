@@ -100,13 +100,7 @@ def postpone_bytes(
     elif captured and config.optim.accumulate > 1:
         reason = "micro-batches are replayed as CUDA graphs; with run.capture=off the last one leaves them"
     if reason is None:
-        if captured:
-            progress.notice(
-                0,
-                "weights are updated at the end of a step, not beside the next forward: steps are replayed as CUDA "
-                "graphs; with run.capture=off layers are updated as the forward reaches them",
-            )
-        elif config.optim.clip_norm is not None:
+        if config.optim.clip_norm is not None:
             progress.notice(
                 0,
                 "weights are updated at the end of a step, not beside the next forward: optim.clip_norm needs the "

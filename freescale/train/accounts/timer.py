@@ -98,7 +98,8 @@ class StepTimer:
         trace.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
         moments = (self._began, self._last_gradient)
         load = self._load_of(batch)
-        step = _TimedStep(load, self._start, self._end, [], moments, [])
+        away, self._away = self._away, []
+        step = _TimedStep(load, self._start, self._end, away, moments, [])
         self._add(step, load._replace(tokens=num_tokens))
 
     @contextmanager

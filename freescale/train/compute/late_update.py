@@ -28,12 +28,21 @@ BEFORE = -1
 
 
 class Piece(NamedTuple):
-    """Gradients that are being added up over the ranks, one after the other in one tensor."""
+    """Gradients that are being added up over the ranks, in one tensor: one after the other, or each in its place."""
 
     params: Sequence[nn.Parameter]
     flat: Tensor
     wait: Callable[[], object]
     arrival: trace.Arrival | None
+    places: Sequence[Tensor] | None = None
+
+    def hand_out(self) -> None:
+        """Each to its parameter."""
+        if self.places is None:
+            hand_out(self.params, self.flat)
+            return
+        for param, place in zip(self.params, self.places, strict=True):
+            param.grad = place
 
 
 class _Travelling(NamedTuple):
@@ -64,6 +73,8 @@ class LateUpdate:
         self._travelling: list[_Travelling] = []
         self._lr: float | Tensor = 0.0
         self._in_step = False
+        self.at_layer: Callable[[int], None] = lambda number: None
+        """Told when a forward reaches a layer; a replay says so itself (`reach`)."""
         model.register_forward_pre_hook(self._begins)
         model.register_forward_hook(self._ends)
         for number, layer in enumerate(self._layers):
@@ -80,6 +91,21 @@ class LateUpdate:
         self._travelling.append(_Travelling(piece, self.layer_of(piece.params)))
         self._lr = lr
 
+    def begin(self) -> None:
+        """A forward begins, or what it reads is about to be made: update all but the layers that it will call."""
+        self._calling = set()
+        self._update(lambda one: one.layer not in self._called)
+
+    def reach(self, number: int) -> None:
+        """It has come to this layer."""
+        self._calling.add(number)
+        self._update(lambda one: one.layer <= number)
+
+    def end_replay(self) -> None:
+        """A replay has reached all layers that its recording did."""
+        self._in_step = False
+        assert not self._travelling, "a replay has read weights that were not updated yet"
+
     def step_begins(self) -> None:
         """The next forward is that of a step, in which waits are accounted for."""
         self._in_step = True
@@ -90,12 +116,11 @@ class LateUpdate:
         self._update(lambda one: True)
 
     def _begins(self, *_: Any) -> None:
-        self._calling = set()
-        self._update(lambda one: one.layer not in self._called)
+        self.begin()
 
     def _reaches(self, number: int) -> None:
-        self._calling.add(number)
-        self._update(lambda one: one.layer <= number)
+        self.at_layer(number)
+        self.reach(number)
 
     def _ends(self, *_: Any) -> None:
         self._called, self._in_step = self._calling, False
@@ -127,7 +152,7 @@ class LateUpdate:
         for param, _ in others:
             param.grad = None
         for piece in due:
-            hand_out(piece.params, piece.flat)
+            piece.hand_out()
         for group in self._optimizer.param_groups:
             group["lr"] = self._lr
         self._optimizer.step()

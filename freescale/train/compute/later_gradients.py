@@ -19,11 +19,19 @@ from torch import Tensor, nn
 from freescale.kernels.runtime import PostponedGradients
 
 
+class DensePiece(NamedTuple):
+    """A piece of all gradients: its parameters, and where those of each lie in it."""
+
+    values: Tensor
+    params: tuple[nn.Parameter, ...]
+    places: tuple[Tensor, ...]
+
+
 class Group(NamedTuple):
     """Weights that are computed together, how many they are, and the pieces that are complete behind them."""
 
     num_weights: int
-    pieces: tuple[Tensor, ...]
+    pieces: tuple[DensePiece, ...]
 
 
 class LaterGradients:
@@ -48,7 +56,7 @@ class LaterGradients:
     ) -> None:
         self.postponed = PostponedGradients(most_bytes=most_bytes)
         self._places = {id(param): place for param, place in zip(parameters, places, strict=True)}
-        self._pieces, self._members = _cut(parameters, places, flat, piece_bytes)
+        self.pieces = _cut(parameters, places, flat, piece_bytes)
         self._direct: Collection[int] = ()
         self._each: Iterator[Tensor] = iter(())
 
@@ -67,13 +75,13 @@ class LaterGradients:
         for weight in order:
             # What other uses of a weight have left is added to.
             weight.grad = self._places[id(weight)] if id(weight) in direct else None
-        complete = iter(zip(self._pieces, self._members, strict=True))
+        complete = iter(self.pieces)
         following = next(complete, None)
 
-        def completed() -> Iterator[Tensor]:
+        def completed() -> Iterator[DensePiece]:
             nonlocal following
-            while following is not None and left.isdisjoint(following[1]):
-                yield following[0]
+            while following is not None and left.isdisjoint(map(id, following.params)):
+                yield following
                 following = next(complete, None)
 
         found, num = [Group(0, tuple(completed()))], 0
@@ -102,14 +110,17 @@ class LaterGradients:
 
 def _cut(
     parameters: Sequence[nn.Parameter], places: Sequence[Tensor], flat: Tensor, piece_bytes: int
-) -> tuple[list[Tensor], list[set[int]]]:
-    """Pieces of `flat` from end to end, and the ids of parameters in each."""
-    starts, members = [0], [set[int]()]
+) -> list[DensePiece]:
+    """Pieces of `flat` from end to end."""
+    starts, members = [0], [list[tuple[nn.Parameter, Tensor]]()]
     for param, place in zip(parameters, places, strict=True):
         start = int(place.storage_offset() - flat.storage_offset())
         if members[-1] and (start - starts[-1] + place.numel()) * flat.itemsize > piece_bytes:
             starts.append(start)
-            members.append(set())
-        members[-1].add(id(param))
+            members.append([])
+        members[-1].append((param, place))
     ends = [*starts[1:], flat.numel()]
-    return [flat[start:end] for start, end in zip(starts, ends)], members
+    return [
+        DensePiece(flat[start:end], *zip(*own)) if own else DensePiece(flat[start:end], (), ())
+        for start, end, own in zip(starts, ends, members)
+    ]

@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from freescale.data import SequenceBatch
 from freescale.embedding import EmbeddingTable, as_compute
 from freescale.pipeline import TABLE, PaddedBatch, PaddedViews
-from freescale.train.compute.later_gradients import LaterGradients
-from freescale.train.compute.recorder import Recorder
+from freescale.train.compute.late_update import LateUpdate
+from freescale.train.compute.later_gradients import DensePiece, LaterGradients
+from freescale.train.compute.recorder import CutGraph, Recorder
 from freescale.train.compute.row_room import RowRoom, Rows
 
 VectorsOf = Callable[[Rows, SequenceBatch], tuple[Tensor, Rows]]
@@ -51,15 +52,15 @@ def rows_of_items(rows: Rows, batch: SequenceBatch) -> tuple[Tensor, Rows]:
     return rows[TABLE], {}
 
 
-Later = Sequence[tuple[torch.cuda.CUDAGraph | None, tuple[Tensor, ...]]]
+Later = Sequence[tuple[torch.cuda.CUDAGraph | None, tuple[DensePiece, ...]]]
 """Graphs of gradients that are put off, and the pieces of all gradients that are complete behind each."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Recording:
-    """A graph, what it reads of a batch, what must live as long as it does; and what is computed later."""
+    """Graphs, what they read of a batch, what must live as long as they do; and what is computed later."""
 
-    graph: torch.cuda.CUDAGraph
+    graphs: Sequence[CutGraph]
     memory: Tensor
     batch: PaddedBatch
     later: Later
@@ -97,6 +98,7 @@ class PaddedCompute:
         vectors_of: makes item vectors; they are rows of their table unless given.
         postpone_bytes: gradients of weights are computed by `compute_later`, and what is kept for them may take as
             much; None: with all others.
+        late: updates weights as the forward reaches them, where they were left to it.
         piece_bytes: about how large the pieces are that gradients are then handed over in; all at once unless given.
     """
 
@@ -111,6 +113,7 @@ class PaddedCompute:
         vectors_of: VectorsOf = rows_of_items,
         postpone_bytes: int | None = None,
         piece_bytes: int | None = None,
+        late: LateUpdate | None = None,
     ) -> None:
         assert whole is None or postpone_bytes is None, "a whole step has nobody to wait for"
         self._whole, self._vectors_of = whole, vectors_of
@@ -128,6 +131,7 @@ class PaddedCompute:
                 most_bytes=postpone_bytes,
                 piece_bytes=piece_bytes or self.flat.nbytes,
             )
+        self._late = late
         self._put_off: Later | None = None
         self._direct: set[int] = set()
         self._rooms: dict[tuple[int, ...], RowRoom] = {}
@@ -201,18 +205,17 @@ class PaddedCompute:
         if found is None:
             self._compute(room, padded.views)
         else:
-            found.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
-            found.graph.replay()
+            self._replay(found, padded)
         self._put_off = None if found is None else found.later
         if self.later is None:
             self._hand_out()
         return self._loss, {name: grad[: padded.real_rows[name]] for name, grad in room.grad.items()}
 
-    def compute_later(self, complete: Callable[[Tensor], None]) -> None:
+    def compute_later(self, complete: Callable[[DensePiece], None]) -> None:
         """Gradients of the last `run` that were put off.
 
         Args:
-            complete: told each piece of `flat` once it is complete, in their order.
+            complete: told each piece of all gradients once it is complete, in their order.
         """
         assert self.later is not None
         if self._put_off is None:
@@ -253,9 +256,20 @@ class PaddedCompute:
                 }
             self._compute(self._room(padded), padded.views)
         else:
-            found.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
-            found.graph.replay()
+            self._replay(found, padded)
         return self._loss, self._norm
+
+    def _replay(self, recording: _Recording, padded: PaddedBatch) -> None:
+        recording.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
+        if self._late is not None:
+            self._late.begin()
+        for layer, graph in recording.graphs:
+            if layer is not None:
+                assert self._late is not None
+                self._late.reach(layer)
+            graph.replay()
+        if self._late is not None:
+            self._late.end_replay()
 
     def _recording_of(self, padded: PaddedBatch) -> _Recording | None:
         """One that takes this batch: made ready before parcels had grown, it may not lie in one piece as others do."""
@@ -278,6 +292,8 @@ class PaddedCompute:
 
     def _forward_backward(self, room: RowRoom, views: PaddedViews) -> None:
         """Loss and gradients to where they belong."""
+        if self._late is not None:
+            self._late.begin()  # item vectors are made before the model is called
         with nullcontext() if self.later is None else self.later.taking():
             with self._precision():
                 vectors, tables = self._vectors_of(room.rows, views.batch)
@@ -337,13 +353,13 @@ class PaddedCompute:
             return _FAILED
         views = again.views  # in which nothing has been worked out yet, so that all of it is recorded
         views.layout.seal()
-        graph = self._recorder.record(lambda: self._compute(room, views))
-        later = None if graph is None else self._record_later()
-        if graph is None or later is None:
+        graphs = self._record_compute(room, views)
+        later = None if graphs is None else self._record_later()
+        if graphs is None or later is None:
             if self.later is not None:
                 self.later.forget()
             return _FAILED
-        self._recordings[padded.key] = _Recording(graph, memory, again, later)
+        self._recordings[padded.key] = _Recording(graphs, memory, again, later)
         padded.replayed.add(padded.key)
         return None
 
@@ -353,9 +369,26 @@ class PaddedCompute:
             for num_weights, _ in self.later.groups(self._direct):
                 self.later.compute(num_weights)
 
+    def _record_compute(self, room: RowRoom, views: PaddedViews) -> Sequence[CutGraph] | None:
+        """One graph; or several, cut where weights may have to be updated between them."""
+        if self._late is None or self.later is None:
+            graph = self._recorder.record(lambda: self._compute(room, views))
+            return None if graph is None else [CutGraph(None, graph)]
+        needed = {self._late.layer_of(piece.params) for piece in self.later.pieces}
+        late = self._late
+
+        def work(cut: Callable[[int], None]) -> None:
+            late.at_layer = lambda number: cut(number) if number in needed else None
+            try:
+                self._compute(room, views)
+            finally:
+                late.at_layer = lambda number: None
+
+        return self._recorder.record_in_pieces(work)
+
     def _record_later(self) -> Later | None:
         """What the backward that was recorded last has put off; None where it cannot be recorded."""
-        recorded: list[tuple[torch.cuda.CUDAGraph | None, tuple[Tensor, ...]]] = []
+        recorded: list[tuple[torch.cuda.CUDAGraph | None, tuple[DensePiece, ...]]] = []
         for num_weights, pieces in [] if self.later is None else self.later.groups(self._direct):
             assert self.later is not None
             graph = self._recorder.record(partial(self.later.compute, num_weights)) if num_weights else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +42,43 @@ def memory_of(device: torch.device) -> Memory:
     """As torch sees it now."""
     peak = torch.cuda.max_memory_allocated(device)
     return Memory(torch.cuda.memory_allocated(device), peak, free_bytes(device))
+
+
+class CutGraph(NamedTuple):
+    """A graph, and the number it was cut off with from the one before; None: it is the first."""
+
+    number: int | None
+    graph: torch.cuda.CUDAGraph
+
+
+class _Tape(AbstractContextManager["_Tape"]):
+    """Recordings one behind the other, that share their memory: what one leaves, the next one finds."""
+
+    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
+        self._pool, self._stream = pool, stream
+        self.made: list[CutGraph] = []
+        self._running: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> _Tape:
+        self._begin(None)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.__exit__(*error)
+
+    def cut(self, number: int) -> None:
+        """What follows belongs to another graph."""
+        self.__exit__(None, None, None)
+        self._begin(number)
+
+    def _begin(self, number: int | None) -> None:
+        graph = torch.cuda.CUDAGraph()
+        running = recording(graph, pool=self._pool, stream=self._stream)
+        running.__enter__()
+        self._running = running
+        self.made.append(CutGraph(number, graph))
 
 
 class Recorder:
@@ -91,16 +128,21 @@ class Recorder:
 
     def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """A graph of all that `work` starts; None where it cannot be recorded."""
-        graph = torch.cuda.CUDAGraph()
+        made = self.record_in_pieces(lambda cut: work())
+        return None if made is None else made[0].graph
+
+    def record_in_pieces(self, work: Callable[[Callable[[int], None]], None]) -> list[CutGraph] | None:
+        """Graphs of what `work` starts, cut wherever it says so; None where it cannot be recorded."""
+        tape = _Tape(self._pool, self._stream)
         try:
-            with recording(graph, pool=self._pool, stream=self._stream):
-                work()
+            with tape:
+                work(tape.cut)
         except (RuntimeError, ValueError) as error:
             self._failures += 1
             if not self.on:
                 self.give_up(f"recording a step failed: {str(error).splitlines()[0]}")
             return None
-        return graph
+        return tape.made
 
     def give_up(self, reason: str) -> None:
         """Tell once why steps, or some of them, are computed as usual."""

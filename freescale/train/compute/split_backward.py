@@ -25,7 +25,7 @@ from freescale.comm.world import Ranks
 from freescale.kernels.runtime import PostponedGradients
 from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
-from freescale.train.compute.dense_gradients import FlatSum, hand_out
+from freescale.train.compute.dense_gradients import FlatSum
 from freescale.train.compute.late_update import LateUpdate, Piece
 
 
@@ -88,7 +88,7 @@ class SplitBackward:
         self._total.wait()
         under_way, self._under_way = self._under_way, []
         for piece in under_way:
-            hand_out(piece.params, piece.flat)
+            piece.hand_out()
 
     def leave(self, *, lr: float) -> bool:
         """Instead of waiting, leave what is under way to the next forward, where that is possible."""

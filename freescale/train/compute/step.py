@@ -22,7 +22,8 @@ from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
-from freescale.train.compute.late_update import LateUpdate
+from freescale.train.compute.late_update import LateUpdate, Piece
+from freescale.train.compute.later_gradients import DensePiece
 from freescale.train.compute.owned_parameters import OwnedParameters
 from freescale.train.compute.padded_compute import PaddedCompute, VectorsOf, WholeStep, rows_of_items
 from freescale.train.compute.recorder import RecordedUpdate, Recorder
@@ -139,6 +140,8 @@ class TrainStep:
             self._sums = self._flat_sum = FlatSum(
                 ranks.group, ranks.device, kind=transport, gate=gate, timeout_s=ranks.timeout_s
             )
+            if postpone_bytes is not None and clip_norm is None and self._flat_sum.only_starts:
+                self._late = LateUpdate(model, optimizer, timer=self.timer)
         elif postpone_bytes is not None:
             # A bound on the norm of all gradients must know all of them before the first weight is updated.
             if clip_norm is None and ranks.group is not None:
@@ -171,8 +174,12 @@ class TrainStep:
         # Filled anew in every step, so that recorded work finds the step's key where it lay.
         self._dropout_key = torch.zeros(1, dtype=torch.int64, device=ranks.device)
         self._padded: PaddedCompute | None = None
+        self._under_way: list[Piece] = []
         if recorder is not None:
             own = [param for param in self._parameters if param.requires_grad]
+            late = self._late
+            if late is not None:  # what is needed first is added up first
+                own.sort(key=lambda param: late.layer_of([param]))
             self._dense_lr = _recordable(optimizer, ranks.device)
             whole = None
             if tables is not None:
@@ -186,6 +193,7 @@ class TrainStep:
                 vectors_of=vectors_of,
                 postpone_bytes=postpone_bytes,
                 piece_bytes=self._piece_bytes(own),
+                late=late,
             )
             self._is_whole = whole is not None
             self._recorded_update = RecordedUpdate(self._move_weights, recorder=recorder)
@@ -236,14 +244,16 @@ class TrainStep:
             self._split.compute()
         elif self._padded is not None and self._padded.later is not None:
             with compute("weight gradients"), self.timer.later_part():
-                self._padded.compute_later(self._start_sum)
-        left = self._split is not None and self._split.leave(lr=self._lr * factor)
+                self._padded.compute_later(self._send_piece)
+        left = self._leave_sums(self._lr * factor)
         if self._sums.outlast_backward and not left:
             self.timer.wait_for_sums()
             self._sums.wait()
             self.timer.summed()
         with compute("update weights"):
-            if ready.padded is None:
+            if left and ready.padded is not None:
+                norm = None
+            elif ready.padded is None:
                 for group in self._optimizer.param_groups:
                     group["lr"] = self._lr * factor
                 norm = self._move_weights()
@@ -322,21 +332,38 @@ class TrainStep:
         """The loss, and whether it comes from a replay."""
         assert self._padded is not None, "a step without a recorder takes no padded batches"
         captured = self._padded.are_recorded(padded.parts)
+        if self._late is not None:
+            self._late.step_begins()
         with self.timer.padded(ready.batch, num_tokens=sum(part.num_tokens for part in padded.parts)):
             rows = {name: lookup.rows for name, lookup in ready.lookups.items()}
             loss, grads = self._padded.run_parts(rows, padded.parts)
             for name, grad in grads.items():
                 # Gradients of rows may still be on their way when the next step overwrites them.
                 rows[name].grad = grad if self._flat_sum is None else grad.clone()
-        if self._padded.later is None:
-            self._start_sum(self._padded.flat)
+        if self._padded.later is None and self._flat_sum is not None:
+            self.timer.handed_over()
+            self._flat_sum.start(self._padded.flat)
         return loss, captured
 
-    def _start_sum(self, gradients: Tensor) -> None:
-        """These are complete: add them up over the ranks, while other things are done."""
-        if self._flat_sum is not None:
-            self.timer.handed_over()
-            self._flat_sum.start(gradients)
+    def _send_piece(self, piece: DensePiece) -> None:
+        """These gradients are complete: add them up over the ranks, while other things are done."""
+        assert self._flat_sum is not None
+        arrival = self.timer.handed_over()
+        wait = self._flat_sum.start(piece.values)
+        self._under_way.append(Piece(piece.params, piece.values, wait, arrival, piece.places))
+
+    def _leave_sums(self, lr: float) -> bool:
+        """Instead of waiting for sums, leave them to the next forward, where that is possible."""
+        if self._split is not None:
+            return self._split.leave(lr=lr)
+        under_way, self._under_way = self._under_way, []
+        if self._late is None or self._flat_sum is None:
+            return False
+        self._flat_sum.forget()
+        self._dense_lr.fill_(lr)
+        for piece in under_way:
+            self._late.leave(piece, lr=self._dense_lr)
+        return True
 
     def _piece_bytes(self, parameters: Sequence[nn.Parameter]) -> int | None:
         """Gradients are handed over in pieces where their sums travel beside other work."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -10,9 +12,12 @@ import torch
 
 from freescale.kernels import SequenceLayout
 from freescale.pipeline import Padder, PaddingSizes
+from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute import recorder
+from freescale.train.compute.late_update import BEFORE, LateUpdate, Piece
+from freescale.train.compute.later_gradients import DensePiece
 from freescale.train.compute.padded_compute import PaddedCompute
-from freescale.train.compute.recorder import Memory, Recorder
+from freescale.train.compute.recorder import CutGraph, Memory, Recorder
 from tests.pipeline.padding.test_padder import DIM, LONGEST, indexed, make_batch, make_model
 
 CPU = torch.device("cpu")
@@ -206,7 +211,7 @@ def gradients_of(padded, rows, kind, *, recorder=None, **later):
         model, list(model.parameters()), precision=nullcontext, recorder=recorder or MadeUp(), **later
     )
     _, grads = compute.run({"item": rows}, padded)
-    told: list[torch.Tensor] = []
+    told: list[DensePiece] = []
     if later:
         compute.compute_later(told.append)
     assert all(param.grad is not None for param in model.parameters())
@@ -223,7 +228,8 @@ def test_gradients_that_are_put_off_have_the_bits_of_all_at_once(kind, most, pie
     compute, own_rows, own, told = gradients_of(padded, rows, kind, postpone_bytes=most, piece_bytes=piece)
     assert torch.equal(own_rows, plain_rows)
     assert torch.equal(own, plain)
-    assert torch.equal(torch.cat(told), plain), "every number in one piece, in their order"
+    numbers = torch.cat([piece.values for piece in told])
+    assert torch.equal(numbers, plain), "every number in one piece, in their order"
     assert (len(told) == 1) == (piece is None)
     assert (compute.later.postponed.num_postponed > 0) == (most > 0)
     assert compute.later.postponed.most_kept_bytes <= most
@@ -249,14 +255,14 @@ def test_what_is_put_off_is_recorded_in_pieces():
         postpone_bytes=1 << 30,
         piece_bytes=2000,
     )
-    told: list[torch.Tensor] = []
+    told: list[DensePiece] = []
     for expected in (False, True, True):
         padded = steps.pad(20, 30)
         assert compute.is_recorded(padded) == expected
         compute.run({"item": rows[: padded.real_rows["item"]]}, padded)
         told.clear()
         compute.compute_later(told.append)
-        assert [len(piece) for piece in told] == [len(piece) for piece in compute.later._pieces]
+        assert told == compute.later.pieces
     graphs = [
         [graph for graph, _ in each.later if graph is not None] for each in compute._recordings.values()
     ]
@@ -289,3 +295,62 @@ def test_a_piece_that_cannot_be_recorded_leaves_nothing_behind():
         compute.compute_later(lambda piece: None)
         assert torch.equal(compute.flat, plain)
     assert not compute._recordings
+
+
+class Cuts(Doing):
+    """Does what it records, notes where it is cut, and when its pieces are replayed."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def record_in_pieces(self, work):
+        numbers = [None]
+        work(numbers.append)
+        self.count += len(numbers)
+        return [CutGraph(number, Replayed(self.seen, f"graph {number}")) for number in numbers]
+
+
+class Replayed:
+    """In the place of a graph."""
+
+    def __init__(self, seen, name):
+        self.seen, self.name = seen, name
+
+    def replay(self):
+        self.seen.append(self.name)
+
+
+@pytest.mark.usefixtures("unsealed")
+@pytest.mark.parametrize("kind", ["hstu", "sasrec", "llama"])
+def test_a_replay_stops_before_each_layer_whose_weights_are_still_on_their_way(kind):
+    seen: list[str] = []
+    steps, model = Steps(), make_model(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    late = LateUpdate(model, optimizer, timer=StepTimer(CPU))
+    own = sorted(model.parameters(), key=lambda param: late.layer_of([param]))
+    compute = PaddedCompute(
+        *(model, own),
+        precision=nullcontext,
+        recorder=Cuts(seen),
+        postpone_bytes=1 << 30,
+        piece_bytes=3000,
+        late=late,
+    )
+    layers = [late.layer_of(piece.params) for piece in compute.later.pieces]
+    assert layers == sorted(layers)
+    assert set(layers) >= {0, 1}
+    for _ in range(3):
+        padded = steps.pad(20, 30)
+        replays = compute.is_recorded(padded)
+        seen.clear()
+        compute.run({"item": torch.randn(padded.real_rows["item"], DIM, dtype=torch.float64)}, padded)
+        under_way: list[DensePiece] = []
+        compute.compute_later(under_way.append)
+        for piece in under_way:
+            wait = partial(seen.append, f"wait {late.layer_of(piece.params)}")
+            late.leave(Piece(piece.params, piece.values, wait, None, piece.places), lr=0.01)
+    assert replays
+    told = [entry for entry, _ in groupby(seen)]
+    before = ["wait -1"] if BEFORE in layers else []
+    assert told == [*before, "graph None", "wait 0", "graph 0", "wait 1", "graph 1"]
