@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from freescale.pipeline.loading.stream_balance import BalancedBatch, StreamBalancer
     from freescale.pipeline.padding.padded_batch import PaddedBatch, PaddedViews
     from freescale.pipeline.padding.padder import RAW_IDS, Padder
-    from freescale.pipeline.padding.sizes import PaddingSizes, PairLimit, RowCounts, foresee_sizes
+    from freescale.pipeline.padding.sizes import MOST_SIZES, PaddingSizes, PairLimit, RowCounts, foresee_sizes
     from freescale.pipeline.padding.source import padded_size
     from freescale.pipeline.padding.step_numbers import StepNumbers, pack_numbers
     from freescale.pipeline.prioritized.adaptive import Switch

@@ -50,6 +50,9 @@ class _Grain(NamedTuple):
 
 SMALL_BATCHES, LARGE_BATCHES = _Grain(32, 16, 128), _Grain(64, 64, 1024)
 
+MOST_SIZES = 20
+"""More would not all be recorded (`train/compute/padded_compute.py`)."""
+
 _NEARLY_ALL = 0.9
 """Of all batches; where fewer can be replayed, pads of the others cost more than that saves."""
 
@@ -239,6 +242,15 @@ def choose_sizes(tokens: Sequence[int]) -> tuple[int, ...]:
     grain = LARGE_BATCHES if max(tokens) >= _LARGE else SMALL_BATCHES
     needed = sorted(padded_size(num, steps=grain.steps) for num in tokens)
     price = sum(needed) / grain.price
+    chosen = _cheapest(needed, price)
+    while len(chosen) > MOST_SIZES:
+        price *= 1.5
+        chosen = _cheapest(needed, price)
+    return chosen
+
+
+def _cheapest(needed: Sequence[int], price: float) -> tuple[int, ...]:
+    """Of ascending sizes those that cost least, pads and their own price added up."""
     # Of every size: what it costs to cover all batches up to it, and the size below it.
     ends = [end for end in range(len(needed)) if end + 1 == len(needed) or needed[end + 1] > needed[end]]
     best: dict[int, tuple[float, int]] = {-1: (0.0, -1)}

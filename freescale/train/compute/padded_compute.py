@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from freescale.data import SequenceBatch
 from freescale.embedding import EmbeddingTable, as_compute
-from freescale.pipeline import TABLE, PaddedBatch, PaddedViews
+from freescale.pipeline import MOST_SIZES, TABLE, PaddedBatch, PaddedViews
 from freescale.train.compute.late_update import LateUpdate
 from freescale.train.compute.later_gradients import DensePiece, LaterGradients
 from freescale.train.compute.recorder import CutGraph, Recorder
@@ -38,8 +38,8 @@ VectorsOf = Callable[[Rows, SequenceBatch], tuple[Tensor, Rows]]
 RECORD_AT = 2
 """How often a size that was not foreseen is met before it is recorded: what comes once never pays."""
 
-MOST_RECORDINGS = 24
-"""Each takes 10 to 60 MB of the driver's memory."""
+MOST_RECORDINGS = MOST_SIZES + 4
+"""Of foreseen sizes, and some others. Each takes 10 to 60 MB of the driver's memory."""
 
 _MOST_RARE = 200
 _FIRST_STEP, _EARLY = "the first step", "made ready before all was known that its kernels read"

@@ -14,7 +14,7 @@ from freescale.data import TokenRule
 from freescale.kernels import LayoutRoom
 from freescale.kernels.attention import is_long, pair_blocks
 from freescale.pipeline import PaddingSizes, RowCounts, foresee_sizes, padded_size
-from freescale.pipeline.padding.sizes import LARGE_BATCHES, SMALL_BATCHES, PairLimit, choose_sizes
+from freescale.pipeline.padding.sizes import LARGE_BATCHES, MOST_SIZES, SMALL_BATCHES, PairLimit, choose_sizes
 from freescale.pipeline.padding.source import longer_room
 
 TABLE_ROWS = 5000
@@ -106,6 +106,13 @@ def test_large_batches_have_few_pads_and_room_for_the_pairs_they_have():
     # Lengths as a token sees them lie on both sides of what counts as long; one size must not be two for that.
     assert len({is_long(lengths[plan.rows]) for plan in sampler.plans(0, steps)}) == 2
     assert len({room.long for room in rooms}) == 1
+
+
+def test_sizes_are_never_more_than_can_be_recorded():
+    spread = np.random.default_rng(2).integers(40_000, 260_000, 64).tolist()
+    chosen = choose_sizes(spread)
+    assert 12 < len(chosen) <= MOST_SIZES
+    assert chosen[-1] >= max(spread)
 
 
 def test_batches_with_more_pairs_than_are_kept_have_no_sizes():
