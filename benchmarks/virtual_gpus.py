@@ -270,7 +270,8 @@ def summarise(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> li
 
 
 def print_table(table: Sequence[dict[str, Any]], num_ranks: int, worst: float) -> None:
-    print(f"\n{num_ranks} ranks; the losses of all runs agree to {worst:.1e} in the first {COMPARED} steps; medians of the rounds.\n")
+    agree = f"the losses of all runs agree to {worst:.1e} in the first {COMPARED} steps"
+    print(f"\n{num_ranks} ranks; {agree}; medians of the rounds.\n")
     names = (
         "step ms",
         "bubble",

@@ -362,7 +362,14 @@ class TrainStep:
         self._flat_sum.forget()
         self._dense_lr.fill_(lr)
         for piece in under_way:
-            self._late.leave(piece, lr=self._dense_lr)
+            assert piece.places is not None
+            # What no loss depends on is not updated, as at the end of a step.
+            own = [
+                (param, place) for param, place in zip(piece.params, piece.places) if param.grad is not None
+            ]
+            if own:
+                params, places = zip(*own)
+                self._late.leave(piece._replace(params=params, places=places), lr=self._dense_lr)
         return True
 
     def _piece_bytes(self, parameters: Sequence[nn.Parameter]) -> int | None:
