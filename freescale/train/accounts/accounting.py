@@ -160,8 +160,8 @@ class Accounts:
         if took_s < _WORTH_A_WORD * (time.monotonic() - self._began_at):
             return None
         return (
-            f"{took_s:.1f} s went into seeing steps kernel by kernel, so that idle time is told truthfully; "
-            "longer runs are seen no more often"
+            f"{took_s:.1f} s went into seeing some steps kernel by kernel, so that idle time is told truthfully; "
+            "the longer a run, the smaller the part of it"
         )
 
     @property

@@ -215,7 +215,7 @@ def test_what_watches_took_is_told_where_it_is_much(reading_s, told):
     program.run(60)
     program.end()
     story = program.accounts.watch_story
-    assert (story is not None and story.startswith("0.1 s went into seeing")) == told
+    assert (story is not None and story.startswith("0.1 s went into seeing some steps")) == told
 
 
 def test_a_device_that_cannot_be_watched_is_told_once_and_counts_stretches():
