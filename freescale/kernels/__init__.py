@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         MaskRule,
         SequenceLayout,
         hstu_attention,
+        keeps_scores,
         make_mask_kind,
         most_kept_blocks,
         softmax_attention,

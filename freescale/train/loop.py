@@ -14,7 +14,7 @@ from freescale.errors import Preempted
 from freescale.kernels.runtime import gemm_warmup
 from freescale.pipeline import LOOK_AHEAD, ReadyBatch, Schedule, naming_lost_workers
 from freescale.trace import stage, total
-from freescale.train.agreement import from_first
+from freescale.train.agreement import from_first, gather
 from freescale.train.gc_freeze import GcFreeze
 from freescale.train.log.reports import StepReports, is_beside, lag_of, open_report_channel
 from freescale.train.quality.evaluate import GivenUpError
@@ -22,6 +22,9 @@ from freescale.train.run import Run
 from freescale.train.state.resume import resume
 from freescale.train.state.run_state import load_run, report_checkpoint, run_tensors, save
 from freescale.train.state.weight_check import check_weights
+
+_LESS = 0.3
+"""Of all batches: a rank that replayed so many fewer than rank 0 is told of."""
 
 
 @dataclass
@@ -109,10 +112,21 @@ def learn(run: Run, covered: Covered, reports: StepReports) -> None:
             reports.flush()
             run.train_step.settle()
             run.accounts.pause()
-            for story in (run.train_step.capture_story(), run.accounts.watch_story):
-                if story is not None:
-                    run.progress.notice(covered.step, story)
+            tell_stories(run, covered.step)
     report_checkpoint(run, run.checkpoints.wait())
+
+
+def tell_stories(run: Run, step: int) -> None:
+    """What kept steps from being replayed, on this rank and on those where it was much, and what watches took."""
+    own = run.train_step.captured_share(), run.train_step.capture_story()
+    stories = gather(own, group=run.ranks.control, what="tell stories")
+    told = [stories[0][1], run.accounts.watch_story]
+    for rank, (share, story) in enumerate(stories):
+        if share is not None and share < (stories[0][0] or 0) - _LESS:
+            told.append(f"rank {rank}: {story}")
+    for text in told:
+        if text is not None:
+            run.progress.notice(step, text)
 
 
 def is_at_the_end_of_the_log(run: Run, step: int) -> bool:

@@ -11,6 +11,7 @@ from freescale.pipeline import PairLimit
 from freescale.recipe import assembly, build_run, build_source, load_config
 from freescale.recipe.building.capture import _pair_limit, why_not
 from freescale.recipe.building.run_tables import RunTables
+from freescale.train import loop
 from freescale.train.log.events import Progress
 from freescale.train.loop import take_steps
 from freescale.train.state.run_state import run_tensors
@@ -114,6 +115,7 @@ def test_large_batches_are_computed_as_usual(tmp_path):
     [
         ("model.kind=hstu", 8_192),
         ("model.kind=sasrec", None),  # has no table of distances
+        ("model.kind=sasrec model.dim=512", 8_192),  # heads of 128 keep them all the same
         ("model.kind=hstu model.heads=8", 4_096),
         ("model.kind=hstu model.dtype=float32", 4_096),
     ],
@@ -138,6 +140,17 @@ def test_batches_with_room_for_the_pairs_they_have_follow_the_curve_of_plain_one
     assert [step["loss"] for step in ours] == pytest.approx([step["loss"] for step in steps], rel=1e-12)
     for name, tensor in plain.items():
         torch.testing.assert_close(padded[name], tensor, rtol=1e-10, atol=1e-12)
+
+
+def test_ranks_that_replayed_much_less_than_the_first_are_told_of(tmp_path, monkeypatch):
+    run, _, heard = small_run(tmp_path, *SMALL)
+    stories = [(0.9, "90 of 100"), (0.8, "80 of 100"), (0.1, "10 of 100; not replayed: 90 while ...")]
+    monkeypatch.setattr(loop, "gather", lambda own, **options: stories)
+    loop.tell_stories(run, 100)
+    assert [event["text"] for event in heard.of("notice")][-2:] == [
+        "90 of 100",
+        "rank 2: 10 of 100; not replayed: 90 while ...",
+    ]
 
 
 def test_capture_is_off_or_by_itself():

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         for_every_head,
         time_bucket,
     )
-    from freescale.kernels.attention.triton.bias_gradients import most_kept_blocks
+    from freescale.kernels.attention.triton.bias_gradients import keeps_scores, most_kept_blocks
     from freescale.kernels.attention.triton.fused_attention import MAX_WIDTH, FusedAttention, tiles_for
     from freescale.kernels.attention.triton.launch import last_dense
 else:

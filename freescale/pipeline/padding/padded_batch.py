@@ -61,6 +61,7 @@ class PaddedBatch:
         foreseen: makes batches of all sizes that are foreseen, out of this one, to be recorded before others come;
             None where its own size is not among them.
         rest: the other micro-batches of its step.
+        fixed: whether the sizes of all its lists follow from its own; else it takes the place of no other.
     """
 
     memory: tuple[Tensor, ...]
@@ -73,6 +74,7 @@ class PaddedBatch:
     replayed: set[tuple[Any, ...]]
     foreseen: Callable[[], Iterator[PaddedBatch]] | None = None
     rest: tuple[PaddedBatch, ...] = ()
+    fixed: bool = True
 
     @property
     def parts(self) -> tuple[PaddedBatch, ...]:

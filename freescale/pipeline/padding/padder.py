@@ -122,10 +122,10 @@ class Padder:
         pads = source.room.tokens - int(source.offsets[-1])
         batch = SequenceBatch(layout.offsets, tokens, samples, pads=pads, items=items)
         views = PaddedViews(batch, layout, divisor, unique, numbers)
-        made = self._made(source, parcel, _key(source, layout, parcel), views)
         lists = parcel.filled_in
         # A list whose size follows from the lengths cannot be written by the sizes alone.
         fixed = len(parcel.shapes) == len(padded) + sum(len(shapes) for _, shapes in lists)
+        made = self._made(source, parcel, _key(source, layout, parcel), views, fixed=fixed)
         if made.in_one_piece and all(noted) and fixed:
             template = Template(made.key, parcel.filled, lists[:num_lists], lists[num_lists:])
             self._templates[noted, *source.size] = template
@@ -195,7 +195,13 @@ class Padder:
         return self._useful[1]
 
     def _made(
-        self, source: PaddingSource, parcel: Parcel, key: tuple[Any, ...], views: PaddedViews | None
+        self,
+        source: PaddingSource,
+        parcel: Parcel,
+        key: tuple[Any, ...],
+        views: PaddedViews | None,
+        *,
+        fixed: bool = True,
     ) -> PaddedBatch:
         tokens, samples = source.room.tokens, len(source.offsets) - 1
         foreseen = self._sizes.holds(
@@ -215,6 +221,7 @@ class Padder:
             again=lambda into: self.send(source, into=into),
             replayed=self._replayed,
             foreseen=partial(self.foreseen, source) if foreseen else None,
+            fixed=fixed,
         )
 
     def source(

@@ -185,17 +185,20 @@ def _unread(model: Recommender, tables: RunTables, examples: Examples) -> frozen
 
 
 def _pair_limit(config: Config, model: Recommender) -> PairLimit | None:
-    """For how many pairs gradients of bias tables are summed by lists of fixed sizes; None: the model has no such."""
+    """For how many pairs score gradients are kept, by lists of fixed sizes; None: the model keeps none."""
     import torch
 
-    from freescale.kernels import most_kept_blocks
+    from freescale.kernels import keeps_scores, most_kept_blocks
     from freescale.model import RelativeBias
     from freescale.pipeline import PairLimit
 
     tables = (each for each in model.modules() if isinstance(each, RelativeBias))
-    if not any(len(list(each.parameters())) for each in tables):
-        return None
     itemsize = getattr(torch, config.model.dtype).itemsize
+    width = config.model.dim // config.model.heads
+    if not any(len(list(each.parameters())) for each in tables) and not keeps_scores(
+        width=width, itemsize=itemsize
+    ):
+        return None
     most = most_kept_blocks(heads=config.model.heads, itemsize=itemsize)
     return PairLimit(most, longest=config.data.max_length, rule=_token_rule(model))
 

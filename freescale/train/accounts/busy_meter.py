@@ -126,6 +126,9 @@ class BusyMeter:
             self._plan(self._next(step))
         if not self._sees:
             return
+        # The step behind begins with a wait for the rank that has read its watch last.
+        self._watched.update(number for number, _, _ in ended if opened < number <= step)
+        self._watched.add(step + 1)
         began = time.monotonic()
         try:
             worked = self.watch.stop()
@@ -134,13 +137,10 @@ class BusyMeter:
             return
         finally:
             self.took_s += time.monotonic() - began
-        self._watched.add(step + 1)  # begins with a wait for the rank that has read its watch last
         seen = []
         for (number, start, end), note in zip(ended, notes, strict=True):
-            if opened < number <= step:
-                self._watched.add(number)
-                if note.load is not None:
-                    seen.append(seen_step(start, end, spans, worked, note))
+            if opened < number <= step and note.load is not None:
+                seen.append(seen_step(start, end, spans, worked, note))
         if self.clock is not None:
             self.times.idle_lag = float(getattr(self.clock, "idle_lag", 0.0))
         if not self._has_settled and len(seen) >= FEWEST_STEPS:

@@ -84,11 +84,12 @@ class LateUpdate:
         """The first layer that needs any of these weights."""
         return min(self._place.get(id(param), BEFORE) for param in params)
 
-    def leave(self, piece: Piece, *, lr: float | Tensor) -> None:
-        """These gradients are on their way; their weights are updated with this rate."""
+    def leave(self, piece: Piece, *, lr: float | Tensor, layer: int | None = None) -> None:
+        """These gradients are on their way; their weights are updated with this rate, for this layer if it is given."""
         for param in piece.params:
             param.grad = None  # this rank's own part, which is in the sum
-        self._travelling.append(_Travelling(piece, self.layer_of(piece.params)))
+        layer = self.layer_of(piece.params) if layer is None else layer
+        self._travelling.append(_Travelling(piece, layer))
         self._lr = lr
 
     def begin(self) -> None:

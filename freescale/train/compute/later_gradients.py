@@ -61,7 +61,8 @@ class LaterGradients:
         self._each: Iterator[Tensor] = iter(())
 
     def taking(self) -> AbstractContextManager[None]:
-        """Around forward and backward."""
+        """Around forward and backward; what an earlier one has left, that was given up, is forgotten."""
+        self.forget()
         return self.postponed.taking()
 
     def groups(self, direct: Collection[int]) -> list[Group]:
@@ -105,6 +106,7 @@ class LaterGradients:
 
     def forget(self) -> None:
         """Compute nothing of what was put off."""
+        self._each = iter(())
         self.postponed.forget()
 
 

@@ -44,6 +44,7 @@ MOST_RECORDINGS = MOST_SIZES + 4
 _MOST_RARE = 200
 _FIRST_STEP, _EARLY = "the first step", "made ready before all was known that its kernels read"
 _TOO_LARGE, _RARE = "too large for one copy", "of a size that was not foreseen"
+_MANY_PAIRS = "with more pairs of tokens than gradients are kept for"
 _FULL, _FAILED, _OFF = "of too many sizes", "that could not be recorded", "while nothing is recorded"
 
 
@@ -156,6 +157,10 @@ class PaddedCompute:
         recorded = [self.is_recorded(part) for part in parts]
         return all(recorded)
 
+    def share(self) -> float:
+        """Of all padded batches so far, those that were replayed."""
+        return self._replays / max(1, self._replays + sum(self.usual.values()))
+
     def story(self) -> str | None:
         """How many batches were replayed, and why others were not; None where none was padded."""
         others = sum(self.usual.values())
@@ -174,6 +179,8 @@ class PaddedCompute:
             return _FIRST_STEP
         if not padded.in_one_piece:
             return _TOO_LARGE
+        if not padded.fixed:
+            return _MANY_PAIRS
         self._met[padded.key] += 1
         if padded.foreseen is None and self._met[padded.key] < RECORD_AT:
             if self.usual[_RARE] == _MOST_RARE and not self._recordings:
@@ -187,7 +194,9 @@ class PaddedCompute:
         if padded.foreseen is not None and not self._ahead:
             self._ahead = True
             for other in padded.foreseen():
-                new = other.in_one_piece and other.key not in self._recordings
+                if not self._recorder.on:
+                    break
+                new = other.in_one_piece and other.fixed and other.key not in self._recordings
                 if new and len(self._recordings) < MOST_RECORDINGS:
                     self._record(other)
         return None
@@ -273,7 +282,7 @@ class PaddedCompute:
 
     def _recording_of(self, padded: PaddedBatch) -> _Recording | None:
         """One that takes this batch: made ready before parcels had grown, it may not lie in one piece as others do."""
-        return self._recordings.get(padded.key) if padded.in_one_piece else None
+        return self._recordings.get(padded.key) if padded.in_one_piece and padded.fixed else None
 
     def _room(self, padded: PaddedBatch) -> RowRoom:
         places = tuple(padded.num_rows.values())
@@ -349,7 +358,9 @@ class PaddedCompute:
         room = self._room(padded)
         # Kernels of this size are compiled and loaded by this: no recording may wait for that. Nothing is updated, and
         # what it leaves is overwritten by the step to come.
-        if not self._recorder.try_out(lambda: self._try_all(room, padded.views)):
+        if self._late is not None:
+            self._late.settle()
+        if not self._recorder.try_out(lambda: self._try_all(room, padded.views), size=padded.num_tokens):
             return _FAILED
         views = again.views  # in which nothing has been worked out yet, so that all of it is recorded
         views.layout.seal()

@@ -93,7 +93,8 @@ class Recorder:
         self._on_gpu = device.type == "cuda"
         self._tell: Callable[[str], None] | None = tell
         self._failures = 0
-        self._device, self._has_room = device, False
+        self._device, self._had_room = device, -1
+        self._available: int | None = None
         if self._on_gpu:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
@@ -103,28 +104,44 @@ class Recorder:
         """Whether recordings are made."""
         return self._on_gpu and self._failures < _MOST_FAILURES
 
-    def try_out(self, work: Callable[[], None]) -> bool:
-        """Do the work as usual, and find out whether there is room to record it; else nothing is recorded any more."""
+    def try_out(self, work: Callable[[], None], *, size: int) -> bool:
+        """Do the work as usual, and find out whether there is room to record it; else nothing is recorded any more.
+
+        Args:
+            work: what is to be recorded.
+            size: of its batch; what is smaller than one that had room is not asked again.
+        """
         try:
-            if self._has_room or not self._on_gpu:
+            if size <= self._had_room or not self._on_gpu:
                 work()
                 return True
-            before, _, available = memory_of(self._device)
+            if self._available is None:
+                self._available = memory_of(self._device).available
+            needed = self._needed(work)
+            found = f"{needed / 2**30:.1f} GiB a step, and {self._available / 2**30:.1f} GiB were left"
+            if self._available >= _ROOM * needed:
+                self._had_room = size
+                return True
+        except (
+            RuntimeError
+        ) as error:  # of any library that finds too little memory; what else it may be comes again
+            found = str(error).splitlines()[0]
+        self._failures = _MOST_FAILURES
+        self.give_up(f"recordings would take too much memory beside the steps ({found})")
+        return False
+
+    def _needed(self, work: Callable[[], None]) -> int:
+        """What it takes at its peak."""
+        assert self._available is not None
+        for again in (False, True):
+            if again:  # the peak may be older than this work
+                torch.cuda.reset_peak_memory_stats(self._device)
+            before = memory_of(self._device).allocated
             work()
             needed = memory_of(self._device).peak - before
-            if available < _ROOM * needed:
-                # The peak may be older than this work.
-                torch.cuda.reset_peak_memory_stats(self._device)
-                work()
-                needed = memory_of(self._device).peak - before
-            self._has_room = available >= _ROOM * needed
-            found = f"{needed / 2**30:.1f} GiB a step, and {available / 2**30:.1f} GiB are left"
-        except torch.OutOfMemoryError:
-            self._has_room, found = False, "the memory of the GPU was full while one was made"
-        if not self._has_room:
-            self._failures = _MOST_FAILURES
-            self.give_up(f"recordings would take too much memory beside the steps ({found})")
-        return self._has_room
+            if self._available >= _ROOM * needed:
+                break
+        return needed
 
     def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """A graph of all that `work` starts; None where it cannot be recorded."""

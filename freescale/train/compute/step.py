@@ -289,6 +289,10 @@ class TrainStep:
         takers = (self._split, None if self._padded is None else self._padded.later)
         return max((by.postponed.most_kept_bytes for by in takers if by is not None), default=0) / (1 << 20)
 
+    def captured_share(self) -> float | None:
+        """Of all batches those that were replayed; None where none could be."""
+        return None if self._padded is None else self._padded.share()
+
     def capture_story(self) -> str | None:
         """How many batches were replayed, and why others were not; None where none could be."""
         return None if self._padded is None else self._padded.story()
@@ -369,7 +373,9 @@ class TrainStep:
             ]
             if own:
                 params, places = zip(*own)
-                self._late.leave(piece._replace(params=params, places=places), lr=self._dense_lr)
+                used = piece._replace(params=params, places=places)
+                # Replays are cut by whole pieces, whatever of them is used.
+                self._late.leave(used, lr=self._dense_lr, layer=self._late.layer_of(piece.params))
         return True
 
     def _piece_bytes(self, parameters: Sequence[nn.Parameter]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
@@ -15,7 +16,7 @@ from freescale.pipeline import Padder, PaddingSizes
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute import recorder
 from freescale.train.compute.late_update import BEFORE, LateUpdate, Piece
-from freescale.train.compute.later_gradients import DensePiece
+from freescale.train.compute.later_gradients import DensePiece, LaterGradients
 from freescale.train.compute.padded_compute import PaddedCompute
 from freescale.train.compute.recorder import CutGraph, Memory, Recorder
 from tests.pipeline.padding.test_padder import DIM, LONGEST, indexed, make_batch, make_model
@@ -149,6 +150,7 @@ class Full(Recorder):
 
     def __init__(self, monkeypatch, available, *, works=True):
         self.told, self.peak, self.worked, self.works = [], 20 * GIB, 0, works
+        self.takes = 4 * GIB
         super().__init__(CPU, tell=self.told.append)
         self._on_gpu = True
         monkeypatch.setattr(recorder, "memory_of", lambda device: Memory(GIB, self.peak, available))
@@ -158,30 +160,33 @@ class Full(Recorder):
         if not self.works:
             raise torch.OutOfMemoryError("CUDA out of memory")
         self.worked += 1
-        self.peak = max(self.peak, 5 * GIB)
+        self.peak = max(self.peak, GIB + self.takes)
 
 
 def test_there_is_room_for_recordings_beside_steps_as_usual(monkeypatch):
     made = Full(monkeypatch, 60 * GIB)
-    assert made.try_out(made.work)
+    assert made.try_out(made.work, size=100)
     assert made.on
     assert made.worked == 1
     tight = Full(monkeypatch, 10 * GIB)
-    assert tight.try_out(tight.work), "the peak was older"
+    assert tight.try_out(tight.work, size=100), "the peak was older"
     assert tight.on
     assert tight.worked == 2
-    assert tight.try_out(tight.work)
-    assert tight.worked == 3, "asked once"
+    assert tight.try_out(tight.work, size=90)
+    assert tight.worked == 3, "what is smaller has room"
+    tight.takes = 6 * GIB
+    assert not tight.try_out(tight.work, size=110), "what is larger is asked again"
+    assert not tight.on
 
 
 @pytest.mark.parametrize(
     ("works", "found"),
-    [(True, "4.0 GiB a step, and 9.0 GiB are left"), (False, "the memory of the GPU was full")],
+    [(True, "4.0 GiB a step, and 9.0 GiB were left"), (False, "CUDA out of memory")],
 )
 def test_where_there_is_none_nothing_is_recorded_and_that_is_told(monkeypatch, works, found):
     """A run that trained with more than half of a GPU's memory would end in its third step."""
     made = Full(monkeypatch, 9 * GIB, works=works)
-    assert not made.try_out(made.work)
+    assert not made.try_out(made.work, size=100)
     assert not made.on
     (told,) = made.told
     assert "too much memory" in told
@@ -190,7 +195,7 @@ def test_where_there_is_none_nothing_is_recorded_and_that_is_told(monkeypatch, w
 
 def test_a_recorder_without_room_leaves_steps_as_they_were(monkeypatch):
     steps = Steps()
-    monkeypatch.setattr(steps.recorder, "try_out", lambda work: False)
+    monkeypatch.setattr(steps.recorder, "try_out", lambda work, size: False)
     assert not any(steps.take(20, 30) for _ in range(4))
     assert steps.recorder.count == 0
     assert "could not be recorded" in steps.compute.story()
@@ -354,3 +359,57 @@ def test_a_replay_stops_before_each_layer_whose_weights_are_still_on_their_way(k
     told = [entry for entry, _ in groupby(seen)]
     before = ["wait -1"] if BEFORE in layers else []
     assert told == [*before, "graph None", "wait 0", "graph 0", "wait 1", "graph 1"]
+
+
+@pytest.mark.usefixtures("unsealed")
+def test_what_a_try_has_left_when_memory_was_full_is_not_added_to_the_next_batch(monkeypatch):
+    """The closures of its backward stayed, and the gradients of upper layers came out doubled."""
+    steps = Steps()
+    padded = steps.pad(20, 30)
+    rows = torch.randn(padded.real_rows["item"], DIM, dtype=torch.float64)
+    _, _, plain, _ = gradients_of(padded, rows, "hstu")
+    model, made = make_model(), Doing()
+    made._on_gpu = True
+    compute = PaddedCompute(
+        *(model, list(model.parameters())), precision=nullcontext, recorder=made, postpone_bytes=1 << 30
+    )
+    monkeypatch.setattr(recorder, "memory_of", lambda device: Memory(0, 0, GIB))
+    groups = LaterGradients.groups
+    for full in (False, True):
+        monkeypatch.setattr(LaterGradients, "groups", run_out if full else groups)
+        assert not compute.is_recorded(padded)
+        monkeypatch.setattr(LaterGradients, "groups", groups)
+        compute.run({"item": rows}, padded)
+        compute.compute_later(lambda piece: None)
+        assert torch.equal(compute.flat, plain)
+    assert not compute._recordings
+
+
+def run_out(self, direct):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_batch_whose_lists_have_no_fixed_size_is_never_recorded():
+    """Others of its key may have more pairs than its recording has room for."""
+    steps = Steps()
+    loose = [replace(steps.pad(20, 30), fixed=False) for _ in range(4)]
+    assert not any(steps.take(padded=one) for one in loose)
+    assert "3 with more pairs of tokens than gradients are kept for" in steps.compute.story()
+    assert not steps.compute._met
+    assert steps.take(20, 30)
+    assert not steps.take(padded=loose[0]), "nor does it take the place of one that is"
+
+
+def test_nothing_more_is_recorded_once_memory_was_found_short(monkeypatch):
+    steps = Steps()
+    tried = []
+
+    def try_out(work, size):
+        tried.append(size)
+        steps.recorder.on = len(tried) < 2
+        return steps.recorder.on
+
+    monkeypatch.setattr(steps.recorder, "try_out", try_out)
+    steps.take(20, 30), steps.take(20, 30)
+    assert len(tried) == 2
+    assert steps.recorder.count == 1

@@ -52,12 +52,15 @@ def most_kept_blocks(*, heads: int, itemsize: int) -> int:
     return SCORE_BYTES // (itemsize * heads * BIAS_ROWS**2)
 
 
-def _pays(launch: Launch) -> bool:
+def keeps_scores(*, width: int, itemsize: int) -> bool:
     """Whether queries had better read score gradients than work them out again, though no table wants them."""
-    q, (above, most) = launch.q, KEPT_WIDTHS
-    return (
-        launch.mask is None and q.dtype.itemsize == 2 and above < max(q.shape[-1], launch.v.shape[-1]) <= most
-    )
+    above, most = KEPT_WIDTHS
+    return itemsize == 2 and above < width <= most
+
+
+def _pays(launch: Launch) -> bool:
+    width = max(launch.q.shape[-1], launch.v.shape[-1])
+    return launch.mask is None and keeps_scores(width=width, itemsize=launch.q.dtype.itemsize)
 
 
 def score_room(launch: Launch, parts: list[Part]) -> Tensor:
