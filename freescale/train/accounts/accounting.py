@@ -157,7 +157,7 @@ class Accounts:
     def watch_story(self) -> str | None:
         """What it took to see the device work, where that is worth a word."""
         took_s = 0.0 if self.busy is None else self.busy.took_s
-        if took_s < _WORTH_A_WORD * (time.monotonic() - self._began_at):
+        if not took_s or took_s < _WORTH_A_WORD * (time.monotonic() - self._began_at):
             return None
         return (
             f"{took_s:.1f} s went into seeing some steps kernel by kernel, so that idle time is told truthfully; "
