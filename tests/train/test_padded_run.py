@@ -124,8 +124,7 @@ def test_score_gradients_bound_the_pairs_of_batches(tmp_path, keys, most):
     """Lists of batches with more have no fixed size: padded, they were slower."""
     small = ("model.heads=4", "model.dim=16", "model.dtype=bfloat16", "data.max_length=512")
     run, config, _ = small_run(tmp_path, *SMALL, *small, *keys.split())
-    limit = _pair_limit(config, run.state.model)
-    assert limit is None if most is None else limit == PairLimit(most, longest=512)
+    assert _pair_limit(config, run.state.model) == PairLimit(most, longest=512)
 
 
 def test_batches_with_room_for_the_pairs_they_have_follow_the_curve_of_plain_ones(tmp_path, monkeypatch):

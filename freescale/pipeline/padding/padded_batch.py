@@ -97,6 +97,11 @@ class PaddedBatch:
         """Whether all of it is in the parcel, so that it can be copied over another."""
         return len(self.memory) == 1
 
+    @property
+    def copyable(self) -> bool:
+        """Whether it can be copied over another batch of its key."""
+        return self.in_one_piece and self.fixed
+
     @cached_property
     def views(self) -> PaddedViews:
         """What the model is given; made now where a replay was expected, which needs none of it."""

@@ -143,17 +143,19 @@ class PairLimit(NamedTuple):
     """What a rank can keep of the pairs of tokens of a batch.
 
     Args:
-        most: pairs of blocks of tokens.
+        most: pairs of blocks of tokens; None: any number.
         longest: tokens of the longest sequence there may be.
         rule: how sequences grow by tokens of features; None: they do not.
     """
 
-    most: int
-    longest: int
+    most: int | None = None
+    longest: int = 0
     rule: TokenRule | None = None
 
     def hold(self, *, tokens: int, samples: int, blocks: int = 0) -> bool:
         """Whether all that may come in such a room can be kept."""
+        if self.most is None:
+            return True
         room = LayoutRoom(tokens, self.longest, blocks)
         if self.rule is not None:
             room = longer_room(room, samples, self.rule)
@@ -161,11 +163,15 @@ class PairLimit(NamedTuple):
 
     def largest(self, *, tokens: int, samples: int) -> int:
         """The most pairs of blocks that a room may have whose pairs can be kept; 0: not one."""
+        assert self.most is not None, "any number"
         if self.rule is None:
             return self.most
         grown = (1 + self.rule.after) ** 2
         rest = longer_room(LayoutRoom(tokens, self.longest, 1), samples, self.rule).blocks - grown
         return max(0, (self.most - rest) // grown)
+
+
+ANY_PAIRS = PairLimit()
 
 
 def foresee_sizes(
@@ -175,8 +181,7 @@ def foresee_sizes(
     table_rows: Mapping[str, int],
     num_items: int = 0,
     num_parts: int = 1,
-    pairs: PairLimit | None = None,
-    rule: TokenRule | None = None,
+    pairs: PairLimit = ANY_PAIRS,
 ) -> PaddingSizes | None:
     """The sizes of this rank's batches; None where too many of them have more pairs than they may have.
 
@@ -186,8 +191,7 @@ def foresee_sizes(
         table_rows: of every table; no batch has more.
         num_items: of the catalogue, where batches say something of items.
         num_parts: micro-batches a step.
-        pairs: what bounds the pairs of tokens of a batch; None: nothing does.
-        rule: how sequences grow by tokens of features; None: they do not.
+        pairs: what bounds the pairs of tokens of a batch.
     """
     plans = [sampler.plan(step) for step in islice(_whole_steps(sampler), SMALL_BATCHES.looked_at)]
     if max(int(sampler.batches.lengths_of(plan.rows).sum()) for plan in plans) >= _LARGE * num_parts:
@@ -204,7 +208,7 @@ def foresee_sizes(
     sizes = choose_sizes([part.num_tokens for part in parts])
     sizes = (*sizes, padded_size(_with_reserve(sizes[-1])))
     blocks = 0
-    if pairs is not None and not pairs.hold(tokens=sizes[-1], samples=samples):
+    if not pairs.hold(tokens=sizes[-1], samples=samples):
         blocks = pairs.largest(tokens=sizes[-1], samples=samples)
         kept = [pair_blocks(part.offsets.diff().numpy()) <= blocks for part in parts]
         if sum(kept) < _NEARLY_ALL * len(kept):
@@ -215,7 +219,7 @@ def foresee_sizes(
         tokens=sizes,
         samples=samples,
         blocks=blocks,
-        long=2 * sum(is_long(_grown(part.offsets.diff().numpy(), rule)) for part in parts) > len(parts),
+        long=2 * sum(is_long(_grown(part.offsets.diff().numpy(), pairs.rule)) for part in parts) > len(parts),
         rows={
             name: none.rows_for(
                 name, _with_reserve(max(each.rows[name] for each in counts)), table_rows=table_rows[name]

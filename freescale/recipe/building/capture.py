@@ -97,7 +97,7 @@ def foreseen_sizes(
     num_parts, limit = config.optim.accumulate, _pair_limit(config, model)
     if isinstance(sampler.batches, WindowBatches):
         usual, samples = sampler.usual_tokens(parts=num_parts)[1], config.data.global_batch
-        return PaddingSizes() if limit is None or limit.hold(tokens=usual, samples=samples) else None
+        return PaddingSizes() if limit.hold(tokens=usual, samples=samples) else None
     finder = RowFinder.of(tables.embedding, tables.id_map, tables.features)
 
     def rows_of(plan: StepPlan) -> RowCounts:
@@ -113,7 +113,6 @@ def foreseen_sizes(
         num_items=_num_items(tables, examples),
         num_parts=num_parts,
         pairs=limit,
-        rule=_token_rule(model),
     )
 
 
@@ -184,8 +183,8 @@ def _unread(model: Recommender, tables: RunTables, examples: Examples) -> frozen
     return RAW_IDS | ids | examples.features.of_next_events()
 
 
-def _pair_limit(config: Config, model: Recommender) -> PairLimit | None:
-    """For how many pairs score gradients are kept, by lists of fixed sizes; None: the model keeps none."""
+def _pair_limit(config: Config, model: Recommender) -> PairLimit:
+    """For how many pairs score gradients are kept, by lists of fixed sizes; any number where a model keeps none."""
     import torch
 
     from freescale.kernels import keeps_scores, most_kept_blocks
@@ -193,13 +192,11 @@ def _pair_limit(config: Config, model: Recommender) -> PairLimit | None:
     from freescale.pipeline import PairLimit
 
     tables = (each for each in model.modules() if isinstance(each, RelativeBias))
-    itemsize = getattr(torch, config.model.dtype).itemsize
-    width = config.model.dim // config.model.heads
-    if not any(len(list(each.parameters())) for each in tables) and not keeps_scores(
-        width=width, itemsize=itemsize
-    ):
-        return None
-    most = most_kept_blocks(heads=config.model.heads, itemsize=itemsize)
+    learns_bias = any(len(list(each.parameters())) for each in tables)
+    heads, itemsize = config.model.heads, getattr(torch, config.model.dtype).itemsize
+    most = None
+    if learns_bias or keeps_scores(width=config.model.dim // heads, itemsize=itemsize):
+        most = most_kept_blocks(heads=heads, itemsize=itemsize)
     return PairLimit(most, longest=config.data.max_length, rule=_token_rule(model))
 
 

@@ -28,7 +28,7 @@ from freescale.data import SequenceBatch
 from freescale.embedding import EmbeddingTable, as_compute
 from freescale.pipeline import MOST_SIZES, TABLE, PaddedBatch, PaddedViews
 from freescale.train.compute.late_update import LateUpdate
-from freescale.train.compute.later_gradients import DensePiece, LaterGradients
+from freescale.train.compute.postponed_pieces import DensePiece, PostponedPieces
 from freescale.train.compute.recorder import CutGraph, Recorder
 from freescale.train.compute.row_room import RowRoom, Rows
 
@@ -125,9 +125,9 @@ class PaddedCompute:
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self.flat, self._grads = _side_by_side(self._parameters)
         self._used: list[bool] | None = None
-        self.later: LaterGradients | None = None
+        self.later: PostponedPieces | None = None
         if postpone_bytes is not None:
-            self.later = LaterGradients(
+            self.later = PostponedPieces(
                 *(self._parameters, self._grads, self.flat),
                 most_bytes=postpone_bytes,
                 piece_bytes=piece_bytes or self.flat.nbytes,
@@ -196,7 +196,7 @@ class PaddedCompute:
             for other in padded.foreseen():
                 if not self._recorder.on:
                     break
-                new = other.in_one_piece and other.fixed and other.key not in self._recordings
+                new = other.copyable and other.key not in self._recordings
                 if new and len(self._recordings) < MOST_RECORDINGS:
                     self._record(other)
         return None
@@ -282,7 +282,7 @@ class PaddedCompute:
 
     def _recording_of(self, padded: PaddedBatch) -> _Recording | None:
         """One that takes this batch: made ready before parcels had grown, it may not lie in one piece as others do."""
-        return self._recordings.get(padded.key) if padded.in_one_piece and padded.fixed else None
+        return self._recordings.get(padded.key) if padded.copyable else None
 
     def _room(self, padded: PaddedBatch) -> RowRoom:
         places = tuple(padded.num_rows.values())

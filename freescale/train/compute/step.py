@@ -23,9 +23,9 @@ from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
 from freescale.train.compute.late_update import LateUpdate, Piece
-from freescale.train.compute.later_gradients import DensePiece
 from freescale.train.compute.owned_parameters import OwnedParameters
 from freescale.train.compute.padded_compute import PaddedCompute, VectorsOf, WholeStep, rows_of_items
+from freescale.train.compute.postponed_pieces import DensePiece
 from freescale.train.compute.recorder import RecordedUpdate, Recorder
 from freescale.train.compute.split_backward import SplitBackward, sum_of_all
 from freescale.train.extension import StepExtension

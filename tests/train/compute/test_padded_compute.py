@@ -16,8 +16,8 @@ from freescale.pipeline import Padder, PaddingSizes
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute import recorder
 from freescale.train.compute.late_update import BEFORE, LateUpdate, Piece
-from freescale.train.compute.later_gradients import DensePiece, LaterGradients
 from freescale.train.compute.padded_compute import PaddedCompute
+from freescale.train.compute.postponed_pieces import DensePiece, PostponedPieces
 from freescale.train.compute.recorder import CutGraph, Memory, Recorder
 from tests.pipeline.padding.test_padder import DIM, LONGEST, indexed, make_batch, make_model
 
@@ -374,11 +374,11 @@ def test_what_a_try_has_left_when_memory_was_full_is_not_added_to_the_next_batch
         *(model, list(model.parameters())), precision=nullcontext, recorder=made, postpone_bytes=1 << 30
     )
     monkeypatch.setattr(recorder, "memory_of", lambda device: Memory(0, 0, GIB))
-    groups = LaterGradients.groups
+    groups = PostponedPieces.groups
     for full in (False, True):
-        monkeypatch.setattr(LaterGradients, "groups", run_out if full else groups)
+        monkeypatch.setattr(PostponedPieces, "groups", run_out if full else groups)
         assert not compute.is_recorded(padded)
-        monkeypatch.setattr(LaterGradients, "groups", groups)
+        monkeypatch.setattr(PostponedPieces, "groups", groups)
         compute.run({"item": rows}, padded)
         compute.compute_later(lambda piece: None)
         assert torch.equal(compute.flat, plain)

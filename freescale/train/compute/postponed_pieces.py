@@ -1,4 +1,4 @@
-"""LaterGradients: gradients of weights that a padded step puts off, as pieces of work that can be recorded one by one.
+"""PostponedPieces: gradients of weights that a padded step puts off, as pieces of work that can be recorded one by one.
 
     graph 1: forward, gradients of rows ┃ rows' gradients leave ┃ graph 2 ┃ graph 3 ┃ ...
                                                                           └ sum 1 ──> └ sum 2 ──> ...
@@ -34,7 +34,7 @@ class Group(NamedTuple):
     pieces: tuple[DensePiece, ...]
 
 
-class LaterGradients:
+class PostponedPieces:
     """Puts gradients off, and computes them group by group to where they belong.
 
     Args:
