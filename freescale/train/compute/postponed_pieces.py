@@ -17,6 +17,9 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from freescale.kernels.runtime import PostponedGradients
+from freescale.train.accounts.timer import StepTimer
+from freescale.train.compute.dense_gradients import FlatSum
+from freescale.train.compute.late_update import LateUpdate, Piece
 
 
 class DensePiece(NamedTuple):
@@ -108,6 +111,45 @@ class PostponedPieces:
         """Compute nothing of what was put off."""
         self._each = iter(())
         self.postponed.forget()
+
+
+class PieceSums:
+    """Adds pieces up over the ranks, while other things are done.
+
+    Args:
+        total: adds up.
+        late: updates weights when the next forward reaches them; None: all sums are waited for.
+        timer: of the step.
+    """
+
+    def __init__(self, total: FlatSum, *, late: LateUpdate | None, timer: StepTimer) -> None:
+        self._total, self._late, self._timer = total, late, timer
+        self._under_way: list[Piece] = []
+
+    def send(self, piece: DensePiece) -> None:
+        """It is complete."""
+        arrival = self._timer.handed_over()
+        wait = self._total.start(piece.values)
+        self._under_way.append(Piece(piece.params, piece.values, wait, arrival, piece.places))
+
+    def leave(self, *, lr: Tensor) -> bool:
+        """Leave what is under way to the next forward, where that is possible; gradients are in their `.grad`."""
+        under_way, self._under_way = self._under_way, []
+        if self._late is None:
+            return False
+        self._total.forget()
+        for piece in under_way:
+            assert piece.places is not None
+            # What no loss depends on is not updated, as at the end of a step.
+            own = [
+                (param, place) for param, place in zip(piece.params, piece.places) if param.grad is not None
+            ]
+            if own:
+                params, places = zip(*own)
+                used = piece._replace(params=params, places=places)
+                # Replays are cut by whole pieces, whatever of them is used.
+                self._late.leave(used, lr=lr, layer=self._late.layer_of(piece.params))
+        return True
 
 
 def _cut(

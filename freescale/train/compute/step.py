@@ -22,10 +22,10 @@ from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
-from freescale.train.compute.late_update import LateUpdate, Piece
+from freescale.train.compute.late_update import LateUpdate
 from freescale.train.compute.owned_parameters import OwnedParameters
 from freescale.train.compute.padded_compute import PaddedCompute, VectorsOf, WholeStep, rows_of_items
-from freescale.train.compute.postponed_pieces import DensePiece
+from freescale.train.compute.postponed_pieces import PieceSums
 from freescale.train.compute.recorder import RecordedUpdate, Recorder
 from freescale.train.compute.split_backward import SplitBackward, sum_of_all
 from freescale.train.extension import StepExtension
@@ -174,7 +174,7 @@ class TrainStep:
         # Filled anew in every step, so that recorded work finds the step's key where it lay.
         self._dropout_key = torch.zeros(1, dtype=torch.int64, device=ranks.device)
         self._padded: PaddedCompute | None = None
-        self._under_way: list[Piece] = []
+        self._pieces: PieceSums | None = None
         if recorder is not None:
             own = [param for param in self._parameters if param.requires_grad]
             late = self._late
@@ -195,6 +195,9 @@ class TrainStep:
                 piece_bytes=self._piece_bytes(own),
                 late=late,
             )
+            if self._padded.later is not None:
+                assert self._flat_sum is not None
+                self._pieces = PieceSums(self._flat_sum, late=late, timer=self.timer)
             self._is_whole = whole is not None
             self._recorded_update = RecordedUpdate(self._move_weights, recorder=recorder)
 
@@ -242,9 +245,9 @@ class TrainStep:
         schedule.update(ready, lr=self._table_lr * factor)
         if self._split is not None:
             self._split.compute()
-        elif self._padded is not None and self._padded.later is not None:
+        elif self._padded is not None and self._pieces is not None:
             with compute("weight gradients"), self.timer.later_part():
-                self._padded.compute_later(self._send_piece)
+                self._padded.compute_later(self._pieces.send)
         left = self._leave_sums(self._lr * factor)
         if self._sums.outlast_backward and not left:
             self.timer.wait_for_sums()
@@ -349,33 +352,13 @@ class TrainStep:
             self._flat_sum.start(self._padded.flat)
         return loss, captured
 
-    def _send_piece(self, piece: DensePiece) -> None:
-        """These gradients are complete: add them up over the ranks, while other things are done."""
-        assert self._flat_sum is not None
-        arrival = self.timer.handed_over()
-        wait = self._flat_sum.start(piece.values)
-        self._under_way.append(Piece(piece.params, piece.values, wait, arrival, piece.places))
-
     def _leave_sums(self, lr: float) -> bool:
         """Instead of waiting for sums, leave them to the next forward, where that is possible."""
         if self._split is not None:
             return self._split.leave(lr=lr)
-        under_way, self._under_way = self._under_way, []
-        if self._late is None or self._flat_sum is None:
+        if self._pieces is None or not self._pieces.leave(lr=self._dense_lr):
             return False
-        self._flat_sum.forget()
         self._dense_lr.fill_(lr)
-        for piece in under_way:
-            assert piece.places is not None
-            # What no loss depends on is not updated, as at the end of a step.
-            own = [
-                (param, place) for param, place in zip(piece.params, piece.places) if param.grad is not None
-            ]
-            if own:
-                params, places = zip(*own)
-                used = piece._replace(params=params, places=places)
-                # Replays are cut by whole pieces, whatever of them is used.
-                self._late.leave(used, lr=self._dense_lr, layer=self._late.layer_of(piece.params))
         return True
 
     def _piece_bytes(self, parameters: Sequence[nn.Parameter]) -> int | None:
