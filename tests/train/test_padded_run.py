@@ -108,6 +108,9 @@ def test_large_batches_are_computed_as_usual(tmp_path):
     assert why_not(config, run.state.model, tables_of(run), usual_tokens=102_273) is None
     found = why_not(config, run.state.model, tables_of(run), usual_tokens=302_273)
     assert "302,273 tokens" in found
+    assert "102,273 tokens" in why_not(
+        config, run.state.model, tables_of(run), usual_tokens=102_273, wide=False
+    )
 
 
 @pytest.mark.parametrize(
