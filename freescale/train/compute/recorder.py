@@ -44,6 +44,10 @@ def memory_of(device: torch.device) -> Memory:
     return Memory(torch.cuda.memory_allocated(device), peak, free_bytes(device))
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 class CutGraph(NamedTuple):
     """A graph, and the number it was cut off with from the one before; None: it is the first."""
 
@@ -122,10 +126,9 @@ class Recorder:
             if self._available >= _ROOM * needed:
                 self._had_room = size
                 return True
-        except (
-            RuntimeError
-        ) as error:  # of any library that finds too little memory; what else it may be comes again
-            found = str(error).splitlines()[0]
+        except RuntimeError as error:
+            # Of any library that finds too little memory; what else it may be comes again when the step is computed.
+            found = _first_line(error)
         self._failures = _MOST_FAILURES
         self.give_up(f"recordings would take too much memory beside the steps ({found})")
         return False
@@ -157,7 +160,7 @@ class Recorder:
         except (RuntimeError, ValueError) as error:
             self._failures += 1
             if not self.on:
-                self.give_up(f"recording a step failed: {str(error).splitlines()[0]}")
+                self.give_up(f"recording a step failed: {_first_line(error)}")
             return None
         return tape.made
 
