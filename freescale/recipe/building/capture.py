@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from freescale.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -32,7 +34,10 @@ UNPROVEN = "FREESCALE_UNPROVEN_REPLAYS"
 
 def tries_unproven() -> bool:
     """Whether whoever started this run wants to see."""
-    return os.environ.get(UNPROVEN) == "1"
+    asked = os.environ.get(UNPROVEN, "")
+    if asked not in ("", "0", "1"):
+        raise ConfigError(f"{UNPROVEN} is neither 0 nor 1", got=asked, allowed="0: what was measured; 1: all")
+    return asked == "1"
 
 
 @dataclass(frozen=True)
