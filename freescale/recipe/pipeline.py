@@ -87,18 +87,11 @@ def postpone_bytes(
 
     `captured`: steps are replayed. `calls_layers`: what the encoder says of its forward (`model/encoder.py`).
     """
-    from freescale.recipe.building.capture import UNPROVEN, tries_unproven
-
     if config.pipeline.postpone == "off":
         return None
     reason = None
     if not hides_traffic(config, embedding, ranks):
         reason = "no embedding traffic is hidden that they could be computed under"
-    elif captured and not tries_unproven():
-        reason = (
-            "steps are replayed as CUDA graphs; run.capture=off leaves them to the host, and "
-            f"{UNPROVEN}=1 splits replays"
-        )
     elif captured and config.pipeline.postpone == "auto":
         reason = (
             "steps are replayed as CUDA graphs, of one order; pipeline.postpone=on postpones everything, and with "

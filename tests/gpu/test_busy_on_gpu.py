@@ -106,14 +106,15 @@ def test_a_small_model_is_told_to_be_bound_by_its_host(tmp_path: Path) -> None:
     measured = run.train_step.timer.take()
     trace.record_into(None)
     assert [one.step for one in seen] == list(range(1, 61))
-    assert [one.step for one in seen if one.watched] == [*range(9, 21), 51, 52, 53]
+    assert [one.step for one in seen if one.watched] == [*range(9, 22), *range(43, 56)]
     assert not any(one.unknown for one in seen)
-    usual = total(one.ranks[0] for one in seen if one.step > 20 and not one.watched)
+    steps = [one.ranks[0] for one in seen if one.step > 20 and not one.watched]
+    usual = total(steps)
     assert usual.share("host") > 0.5
     assert "Bound by its host" in run.accounts.advice
     # The cost of samples is what they cost the device, not the host.
     assert measured
-    assert max(one.ms for one in measured[21:]) < 1000 * usual.total / 37 / 2
+    assert max(one.ms for one in measured[21:]) < 1000 * usual.total / len(steps) / 2
 
 
 def test_the_driver_answers_or_says_why_not() -> None:

@@ -88,10 +88,7 @@ def test_postponed_gradients_summed_beside_the_next_forward_leave_the_bits_of_th
 
 
 @pytest.mark.parametrize("transport", ["host_staged", "copy_engine"])
-def test_replays_that_leave_gradients_of_weights_for_later_have_the_bits_of_one_replay(
-    tmp_path, transport, monkeypatch
-):
-    monkeypatch.setenv("FREESCALE_UNPROVEN_REPLAYS", "1")
+def test_replays_that_leave_gradients_of_weights_for_later_have_the_bits_of_one_replay(tmp_path, transport):
     common = ("--virtual-gpus", "2", f"comm.transport={transport}", "pipeline.decide_every=null")
     common = (*common, "model.layers=4", "model.dim=64", "model.dtype=bfloat16", "balance.refit_every=null")
     for postpone in ("on", "off"):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from freescale.recipe.building.capture import UNPROVEN
 from freescale.train.loop import take_steps
 from tests.effort import slow
 from tests.ranks import run_on_ranks
@@ -34,7 +33,6 @@ PLACES = (
 def trained(rank: int, keys: tuple[str, ...], replayed: bool) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         replay_steps(patch, replayed=replayed)
-        patch.setenv(UNPROVEN, "1")
         run, heard = make_run(keys)
         with run.open_schedule(0) as schedule:
             take_steps(run, schedule)

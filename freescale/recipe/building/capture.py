@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from freescale.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,20 +21,6 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 262_144
 """In a step. More keep a GPU busy by themselves."""
-
-MOST_TOKENS_OF_RANKS = 65_536
-"""The same of one of several ranks. That more pay there, too, has not been shown yet."""
-
-UNPROVEN = "FREESCALE_UNPROVEN_REPLAYS"
-"""Set to 1: several ranks replay large batches, and split replays, though neither was measured on a GPU."""
-
-
-def tries_unproven() -> bool:
-    """Whether whoever started this run wants to see."""
-    asked = os.environ.get(UNPROVEN, "")
-    if asked not in ("", "0", "1"):
-        raise ConfigError(f"{UNPROVEN} is neither 0 nor 1", got=asked, allowed="0: what was measured; 1: all")
-    return asked == "1"
 
 
 @dataclass(frozen=True)
@@ -76,13 +59,12 @@ def build_capture(
 
     if config.run.capture == "off" or ranks.device.type != "cuda":
         return Capture()
-    wide = ranks.num_ranks == 1 or tries_unproven()
     usual_tokens = sampler.usual_tokens(parts=config.optim.accumulate)[1]
-    reason = why_not(config, model, tables, usual_tokens=usual_tokens, wide=wide)
+    reason = why_not(config, model, tables, usual_tokens=usual_tokens)
     if reason is not None:
         tell(reason)
         return Capture()
-    sizes = foreseen_sizes(sampler, examples, tables, model=model, config=config, wide=wide)
+    sizes = foreseen_sizes(sampler, examples, tables, model=model, config=config)
     # Plans differ from rank to rank; whether batches are padded must not.
     if ranks.sum_on_cpu(torch.tensor([float(sizes is None)]), what="agree on CUDA graphs"):
         tell("batches have more pairs of tokens than gradients are kept for")
@@ -107,12 +89,11 @@ def foreseen_sizes(
     *,
     model: Recommender,
     config: Config,
-    wide: bool = True,
 ) -> PaddingSizes | None:
     """The sizes that batches will have, by the plan of the first epoch; the largest of its batches is read.
 
-    None where they have more pairs of tokens than lists of fixed sizes have room for, or, unless `wide`, may have. A
-    log grows: which windows there are when a run starts must not decide how its sums are rounded.
+    None where they have more pairs of tokens than lists of fixed sizes have room for. A log grows: which windows there
+    are when a run starts must not decide how its sums are rounded.
     """
     from freescale.balance import WindowBatches
     from freescale.pipeline import PaddingSizes, RowCounts, RowFinder, foresee_sizes
@@ -129,7 +110,7 @@ def foreseen_sizes(
         counts = {name: len(rows) for name, rows in found.unique.items()}
         return RowCounts(counts, len(next(iter(batch.items.values()), ())))
 
-    sizes = foresee_sizes(
+    return foresee_sizes(
         sampler,
         rows_of=rows_of,
         table_rows=_table_rows(tables),
@@ -137,7 +118,6 @@ def foreseen_sizes(
         num_parts=num_parts,
         pairs=limit,
     )
-    return sizes if wide or sizes is None or not sizes.blocks else None
 
 
 def _table_rows(tables: RunTables) -> dict[str, int]:
@@ -229,13 +209,8 @@ def _token_rule(model: Recommender) -> TokenRule | None:
     return None if model.tokens is None or not model.tokens.extends else model.tokens.rule
 
 
-def why_not(
-    config: Config, model: Recommender, tables: RunTables, *, usual_tokens: int = 0, wide: bool = True
-) -> str | None:
-    """The first reason why steps of a run are not recorded; None: they are. The same on all ranks.
-
-    `wide`: large batches are.
-    """
+def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_tokens: int = 0) -> str | None:
+    """The first reason why steps of a run are not recorded; None: they are. The same on all ranks."""
     from freescale.data import is_log
     from freescale.model import FeatureJoin, drawn_by_rank, takes_pads
     from freescale.recipe.building.plain_attention import plain_attention
@@ -243,7 +218,7 @@ def why_not(
     features = tables.features is not None
     reasons = {
         f"a batch has up to {usual_tokens:,} tokens, which keep a GPU busy while the host goes on": usual_tokens
-        >= (MOST_TOKENS if wide else MOST_TOKENS_OF_RANKS),
+        >= MOST_TOKENS,
         "model.dtype=float64 is computed without fused kernels": config.model.dtype == "float64",
         "attention is computed in plain PyTorch": plain_attention(config, model, kind="cuda") is not None,
         "item vectors are computed (items.kind)": config.items.kind != "ids",

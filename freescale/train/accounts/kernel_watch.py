@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,8 +54,10 @@ class KernelWatch:
         tear_cupti_down()
         self._clock.wait_for_marks()
         # Events are read from its file alone: with `acc_events` it would make an object of each, while the run waits.
-        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-        self._profiler.start()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*acc_events")
+            self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            self._profiler.start()
         with torch.cuda.device(self._device):
             torch.cuda._sleep(_ANCHOR_CYCLES)
         self._behind = self._clock.mark()

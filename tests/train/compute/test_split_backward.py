@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +13,6 @@ import torch.distributed as dist
 from freescale.kernels.runtime import PostponedGradients
 from freescale.pipeline.prioritized.adaptive import Switch
 from freescale.recipe import assembly
-from freescale.recipe.building.capture import UNPROVEN
 from freescale.train.compute import dense_gradients, split_backward
 from freescale.train.compute import step as train_step
 from freescale.train.compute.dense_gradients import FlatSum
@@ -89,7 +87,6 @@ def test_every_way_to_train_gives_the_same_bits(change: tuple[str, ...], tmp_pat
 def padded_both_ways(rank: int, recipe: tuple[str, ...], folder: Path) -> list[int]:
     """The same over padded batches, as they are replayed on a GPU; returns how large the pieces are that travel."""
     assembly.build_capture = padded_capture
-    os.environ[UNPROVEN] = "1"
     train_step.bucket_bytes = lambda num_bytes: 4096
     sizes: list[int] = []
     start = FlatSum.start
@@ -114,21 +111,18 @@ def test_padded_batches_have_the_same_bits_in_either_order(model: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("keys", "reason", "unproven"),
+    ("keys", "reason"),
     [
-        ("pipeline.postpone=on", "FREESCALE_UNPROVEN_REPLAYS=1 splits replays", False),
-        ("pipeline.postpone=auto", "of one order", True),
-        ("pipeline.postpone=on optim.accumulate=2", "micro-batches", True),
+        ("pipeline.postpone=auto", "of one order"),
+        ("pipeline.postpone=on optim.accumulate=2", "micro-batches"),
     ],
 )
-def test_replays_that_cannot_be_split_say_so(keys: str, reason: str, unproven: bool) -> None:
-    run_on_ranks(says_why_not, 2, keys, reason, unproven)
+def test_replays_that_cannot_be_split_say_so(keys: str, reason: str) -> None:
+    run_on_ranks(says_why_not, 2, keys, reason)
 
 
-def says_why_not(rank: int, keys: str, reason: str, unproven: bool) -> None:
+def says_why_not(rank: int, keys: str, reason: str) -> None:
     assembly.build_capture = padded_capture
-    if unproven:
-        os.environ[UNPROVEN] = "1"
     run, heard = make_run(("run.steps=1", *keys.split()))
     assert run.train_step._padded is not None
     assert run.train_step._padded.later is None
