@@ -102,6 +102,8 @@ def _load_kernels(x: Tensor, weight: Tensor, *, adds: bool) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What torch could hand out."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    """What torch could hand out: of the GPU, or of this process' share of it."""
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    share = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return max(0, min(free, share - reserved)) + reserved - torch.cuda.memory_allocated(device)

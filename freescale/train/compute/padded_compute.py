@@ -189,17 +189,20 @@ class PaddedCompute:
         if len(self._recordings) >= MOST_RECORDINGS:
             self._recorder.give_up(f"those of rarer sizes, as batches come in more than {MOST_RECORDINGS}")
             return _FULL
-        if (reason := self._record(padded)) is not None:
-            return reason
         if padded.foreseen is not None and not self._ahead:
+            if _is_early(padded):
+                return _EARLY  # the next one is not
             self._ahead = True
+            # The largest comes first: in the memory it takes, all others find room.
             for other in padded.foreseen():
                 if not self._recorder.on:
                     break
                 new = other.copyable and other.key not in self._recordings
                 if new and len(self._recordings) < MOST_RECORDINGS:
                     self._record(other)
-        return None
+        if padded.key in self._recordings:
+            return None
+        return self._record(padded) if self._recorder.on else _FAILED
 
     def run(self, rows: Rows, padded: PaddedBatch) -> tuple[Tensor, Rows]:
         """The loss of a batch, and the gradients of its rows by table; both are overwritten by the next call.
@@ -351,10 +354,9 @@ class PaddedCompute:
 
     def _record(self, padded: PaddedBatch) -> str | None:
         """Record the size of this batch, if all that its kernels read is among what travels with it; else why not."""
-        memory = torch.empty(padded.num_bytes, dtype=torch.uint8, device=padded.memory[0].device)
-        again = padded.again(memory)
+        memory, again = _again(padded)
         if again.key != padded.key:
-            return _EARLY  # the next one is not
+            return _EARLY
         room = self._room(padded)
         # Kernels of this size are compiled and loaded by this: no recording may wait for that. Nothing is updated, and
         # what it leaves is overwritten by the step to come.
@@ -407,6 +409,17 @@ class PaddedCompute:
                 return None
             recorded.append((graph, pieces))
         return recorded
+
+
+def _again(padded: PaddedBatch) -> tuple[Tensor, PaddedBatch]:
+    """The same batch in memory of its own."""
+    memory = torch.empty(padded.num_bytes, dtype=torch.uint8, device=padded.memory[0].device)
+    return memory, padded.again(memory)
+
+
+def _is_early(padded: PaddedBatch) -> bool:
+    """Whether it was made ready before all was known that its kernels read; made again, it has more."""
+    return _again(padded)[1].key != padded.key
 
 
 def _side_by_side(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:

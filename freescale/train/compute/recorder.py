@@ -99,6 +99,8 @@ class Recorder:
         self._failures = 0
         self._device, self._had_room = device, -1
         self._available: int | None = None
+        self.held_bytes = 0
+        """What recordings compute in, which nothing else can."""
         if self._on_gpu:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
@@ -154,6 +156,7 @@ class Recorder:
     def record_in_pieces(self, work: Callable[[Callable[[int], None]], None]) -> list[CutGraph] | None:
         """Graphs of what `work` starts, cut wherever it says so; None where it cannot be recorded."""
         tape = _Tape(self._pool, self._stream)
+        before = torch.cuda.memory_reserved(self._device)
         try:
             with tape:
                 work(tape.cut)
@@ -162,6 +165,8 @@ class Recorder:
             if not self.on:
                 self.give_up(f"recording a step failed: {_first_line(error)}")
             return None
+        finally:
+            self.held_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
         return tape.made
 
     def give_up(self, reason: str) -> None:

@@ -173,6 +173,7 @@ class TrainStep:
         self._seed = seed
         # Filled anew in every step, so that recorded work finds the step's key where it lay.
         self._dropout_key = torch.zeros(1, dtype=torch.int64, device=ranks.device)
+        self._recorder = recorder
         self._padded: PaddedCompute | None = None
         self._pieces: PieceSums | None = None
         if recorder is not None:
@@ -203,12 +204,15 @@ class TrainStep:
 
     def run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         """Learn from one batch."""
-        if ready.padded is not None and self._is_whole:
+        try:
+            if ready.padded is not None and self._is_whole:
+                with dropout_step(self._dropout_key):
+                    return self._run_whole(ready.padded, ready)
+            self._dropout_key.fill_(key_of_step(self._seed, ready.plan.step))
             with dropout_step(self._dropout_key):
-                return self._run_whole(ready.padded, ready)
-        self._dropout_key.fill_(key_of_step(self._seed, ready.plan.step))
-        with dropout_step(self._dropout_key):
-            return self._run(ready, schedule)
+                return self._run(ready, schedule)
+        except torch.OutOfMemoryError as error:
+            raise self._too_full(ready, error) from error
 
     def _run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         step = ready.plan.step
@@ -264,6 +268,17 @@ class TrainStep:
                 self._dense_lr.fill_(self._lr * factor)
                 norm = self._recorded_update.run()
         return StepResult(loss, None if norm is None else Readback(norm), counts, captured)
+
+    def _too_full(self, ready: ReadyBatch, error: torch.OutOfMemoryError) -> TrainingError:
+        """What can be done where the memory of the GPU was not enough."""
+        held = 0 if self._recorder is None else self._recorder.held_bytes
+        first = f"run.capture=off frees {held / 2**30:.1f} GiB of recordings; " if held else ""
+        samples = f"{len(ready.batch):,} samples with {ready.batch.num_tokens:,} tokens"
+        return TrainingError(
+            f"the memory of the GPU was not enough for step {ready.plan.step + 1}",
+            got=f"{samples} on rank {self._ranks.rank}: {str(error).splitlines()[0]}",
+            next_step=f"{first}optim.accumulate={2 * self._accumulate} computes smaller parts of a batch one by one",
+        )
 
     def _run_whole(self, padded: PaddedBatch, ready: ReadyBatch) -> StepResult:
         """The same as one piece of work, in which everything lies where it is read; all of it can be one replay."""

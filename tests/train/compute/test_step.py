@@ -152,6 +152,24 @@ def test_a_loss_that_is_not_a_number_names_step_batch_and_histories():
     assert "optim.lr" in str(caught.value)
 
 
+def test_memory_that_ran_out_names_the_batch_and_a_way_on():
+    """Torch's own words name processes and bytes, and nothing that a recipe has."""
+
+    def fill(model):
+        def run_out(*given):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nOf that ...")
+
+        model.encoder.register_forward_pre_hook(run_out)
+
+    with pytest.raises(TrainingError, match="the memory of the GPU was not enough for step 1") as caught:
+        alone(poison=fill)
+    assert "8 samples with" in str(caught.value)
+    assert "Tried to allocate 2.00 GiB." in str(caught.value)
+    assert "Of that" not in str(caught.value)
+    assert "optim.accumulate=2 " in str(caught.value)
+    assert "run.capture" not in str(caught.value)
+
+
 def test_random_numbers_of_a_step_are_those_of_torchs_own_seed():
     seed = 2**63 - 25
     torch.manual_seed(seed)
