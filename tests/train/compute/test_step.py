@@ -159,7 +159,7 @@ def test_memory_that_ran_out_names_the_batch_and_a_way_on():
         def run_out(*given):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nOf that ...")
 
-        model.encoder.register_forward_pre_hook(run_out)
+        model.register_forward_pre_hook(run_out)
 
     with pytest.raises(TrainingError, match="the memory of the GPU was not enough for step 1") as caught:
         alone(poison=fill)
