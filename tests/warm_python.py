@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import json
 import os
 import runpy
@@ -131,6 +132,7 @@ def become(streams: list[int], folder: str, environment: dict[str, str]) -> None
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    faulthandler.disable()  # pytest's, which writes to a copy of pytest's own stderr
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     for name, number in (("stdout", 1), ("stderr", 2)):
         opened = open(number, "w", closefd=False, buffering=1)  # noqa: SIM115

@@ -23,13 +23,14 @@ from typing import Any
 import torch.distributed as dist
 
 from freescale.comm.world import Membership, Ranks, as_rank, end_with_launcher, in_words, join_ranks
-from freescale.prove.claim import Report, Setting
+from freescale.prove.claim import MET_BY_SIGNAL, Report, Setting
 from freescale.registry import find, load_plugin
 from freescale.trace import stage
 
 _PLAN = "FREESCALE_PROVE"
 _TIMEOUT_S = 60.0
 _LOOK_S = 5.0
+_MOST_WORDS = 4000
 _LEFT_BEHIND = ("FREESCALE_RENDEZVOUS", "FREESCALE_LAUNCHER_LINE", "FREESCALE_COMMAND")
 """Variables that belong to whoever supervises; torchrun's, too, would lead to its store and not to ours."""
 
@@ -110,11 +111,17 @@ def _run(
         return Report(
             rank,
             found.get("evidence"),
-            error=found.get("error") or said.read_text(errors="replace")[-4000:],
+            error=found.get("error") or _last_words(said.read_text(errors="replace")),
             exit_code=process.returncode,
             timed_out=timed_out,
             seconds=time.monotonic() - began,
         )
+
+
+def _last_words(text: str) -> str:
+    """The end of it; or where the thread stood that a signal met, which Python may write before others."""
+    met = text.rfind(MET_BY_SIGNAL)
+    return text[met:][:_MOST_WORDS] if met >= 0 else text[-_MOST_WORDS:]
 
 
 def _ends(process: subprocess.Popen[bytes], what: str, *, within_s: float) -> bool:

@@ -156,7 +156,7 @@ def steps_of(
     run: Run, schedule: Schedule, reports: StepReports, loaded: GcFreeze, *, first_step: int
 ) -> Iterator[tuple[ReadyBatch, float]]:
     """Learn from one batch after the other; each with the seconds its step took."""
-    run.accounts.begin(first_step + 1)
+    run.accounts.begin(first_step + 1, last_step=run.timetable.total_steps)
     for ready in timed_batches(schedule, first_step):
         with stage("train", step=ready.plan.step + 1):
             result = run.train_step.run(ready, schedule)
@@ -248,7 +248,7 @@ def evaluate_and_save(run: Run, step: int, schedule: Schedule, reports: StepRepo
     if stops:
         run.stop.last_step = step
     elif step != run.timetable.total_steps:
-        run.accounts.begin(step + 1)
+        run.accounts.begin(step + 1, last_step=run.timetable.total_steps)
     return stops or (evaluates and run.evaluation.out_of_patience)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from freescale.comm.world import Ranks
-from freescale.prove import Facts, Report, Setting, chosen, runs
+from freescale.prove import Facts, Report, Setting, chosen, runs, worlds
 from freescale.prove.claims import prediction
 from freescale.prove.claims.balance import LessBubble
 from freescale.prove.claims.checkpoints import WrittenAndRead
@@ -77,6 +77,33 @@ def test_what_went_wrong_is_told_by_the_rank_it_went_wrong_on():
     (finding,) = OneCurve.judge(reports, SETTING)
     assert finding.says.startswith("rank 1: ")
     assert "7 is no number of rows" in finding.says
+
+
+SAID = """loading
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f35 (most recent call first):
+  File "/home/me/lib/threading.py", line 331 in wait
+%s
+Thread 0x00007f36 (most recent call first):
+  File "/home/me/lib/selectors.py", line 9 in select
+"""
+MET = """
+Current thread 0x00007f37 (most recent call first):
+  File "/home/me/torch/profiler/profiler.py", line 224 in stop
+  File "/home/me/freescale/train/accounts/kernel_watch.py", line 66 in stop
+"""
+
+
+def test_a_rank_that_a_signal_ended_tells_where_it_stood(tmp_path):
+    """Only its number was told, and what had crashed was anybody's guess."""
+    where = " in profiler.py:224 stop < kernel_watch.py:66 stop"
+    for met, told in ((MET, where), ("", "")):
+        words = worlds._last_words("x" * 9000 + SAID % met)
+        assert len(words) <= 4000
+        reports = [Report(0, None, error=words, exit_code=-11), Report(1, {"losses": []})]
+        (finding,) = OneCurve.judge(reports, SETTING)
+        assert finding.says == f"rank 0 was ended by signal 11{told}"
 
 
 def test_a_curve_that_leaves_the_other_is_found():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ pytestmark = pytest.mark.timed  # how fast a rank is, and when a killed one is n
 
 REPOSITORY = Path(__file__).parents[2]
 FAULTS = '''
-"""A transport that flips one byte, a rank of a third of the speed, a clock 90 s ahead."""
+"""A transport that flips one byte, a rank of a third of the speed, a clock 90 s ahead, a library that falls over."""
+import ctypes
 import os
 import time
 
 from freescale.comm.transports import find_transport_kind
+from freescale.prove.claim import evidence_of
 from freescale.prove.claims import even_ranks
 from freescale.registry import register
 
@@ -68,6 +71,27 @@ class FlipsRoute:
     @staticmethod
     def build(group, facts, timeout_s):
         return Flips(find_transport_kind("collective").build(group, facts, timeout_s))
+
+
+@register("claim", "falls")
+class Falls:
+    title, order, limit_s = "A library does not fall over", 5, 60.0
+    why_not, cases = staticmethod(lambda facts: None), staticmethod(lambda facts: [""])
+
+    @staticmethod
+    def measure(ranks, setting):
+        if BAD:
+            falls_over()
+        ranks.barrier()
+        return {}
+
+    @staticmethod
+    def judge(reports, setting):
+        return [evidence_of(reports, "no address")]
+
+
+def falls_over():
+    ctypes.string_at(0)
 
 
 if BAD:
@@ -120,7 +144,7 @@ def test_two_cpu_ranks_prove_what_they_can(python: str, tmp_path: Path) -> None:
 
 def test_planted_faults_are_found_and_named(python: str, tmp_path: Path) -> None:
     (tmp_path / "faults.py").write_text(FAULTS)
-    only = "clocks,even_ranks,transports:flips"
+    only = "falls,clocks,even_ranks,transports:flips"
     done = prove(python, tmp_path, "--nproc", "2", "--only", only, "--plugin", "faults")
     assert done.returncode == 1, done.stdout + done.stderr
     seen = found(tmp_path)
@@ -131,7 +155,11 @@ def test_planted_faults_are_found_and_named(python: str, tmp_path: Path) -> None
     slow_rank = seen["even_ranks:matrix products"]
     assert slow_rank["status"] == "not proven"
     assert slow_rank["figures"]["slowest"] == 1
-    assert "0 proven, 3 not proven" in done.stdout
+    fallen = seen["falls:no address"]["says"]
+    assert re.fullmatch(
+        r"rank 1 was ended by signal 11 in .*string_at < faults.py:\d+ falls_over < .*", fallen
+    )
+    assert "0 proven, 4 not proven" in done.stdout
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from freescale.comm.world.network import choose_interface
 from freescale.comm.world.open_files import allow_open_files
 from freescale.comm.world.rendezvous import Meeting, store_of_launcher
 from freescale.comm.world.time_limit import within
-from freescale.comm.world.watch import Watch, open_watch, say
+from freescale.comm.world.watch import Watch, open_watch, say, show_stacks_of_errors
 from freescale.errors import FreeScaleError, Preempted, TrainingError
 from freescale.trace import exchange
 
@@ -183,6 +183,7 @@ def join_ranks(*, device: str = "auto", timeout_s: float = 600.0, silent_s: floa
         timeout_s: how long to wait for a rank that is late.
         silent_s: how long to wait for a rank that gives no sign of life.
     """
+    show_stacks_of_errors()
     who = own_membership()
     publish_membership(who)
     if who.num_ranks > 1:

@@ -169,14 +169,15 @@ class Accounts:
         """Seconds by which the clocks of the machines may be apart; None where all ranks share one."""
         return self.clock.largest_error if self.clock is not None and self.clock.num_machines > 1 else None
 
-    def begin(self, step: int) -> None:
-        """Training starts, or goes on after an evaluation or a checkpoint, with this step."""
+    def begin(self, step: int, *, last_step: float = math.inf) -> None:
+        """Training starts, or goes on after an evaluation or a checkpoint, with this step; the last of the run."""
         self._ended_at = time.monotonic()
         self._began_at = min(self._began_at, self._ended_at)
         if self.recorder is not None and self.recorder.paused:
             self._due_first = step + self.recorder.clock.lag
             self._books.begin()
             if self.busy is not None:
+                self.busy.last_step = last_step
                 self.busy.begin(step)
             self.recorder.begin(step)
 

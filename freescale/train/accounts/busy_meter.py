@@ -52,6 +52,8 @@ class BusyMeter:
     lasts: int = 12
     later: int = 2000
     rarest: int = 64_000
+    last_step: float = math.inf
+    """Of the run: a watch ends before, or is not opened."""
     is_open: bool = False
     took_s: float = 0.0
     """By opening and closing watches, in which the run stands still."""
@@ -165,8 +167,12 @@ class BusyMeter:
         """The share of a step's moments at which the device had nothing left to run."""
         return dry_share(lags, self.times.idle_lag)
 
-    def _plan(self, opens: int) -> None:
-        self._opens, self._closes = opens, opens + self.lasts
+    def _plan(self, opens: float) -> None:
+        """The next watch. At the end of a run everything is taken down, the profiler is not to be among it."""
+        closes = min(opens + self.lasts, self.last_step - 1)
+        if closes - opens < FEWEST_STEPS:
+            opens = closes = -math.inf
+        self._opens, self._closes = opens, closes
 
     def _next(self, step: int) -> int:
         for after in self.settling:

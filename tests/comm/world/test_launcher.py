@@ -354,7 +354,6 @@ from freescale.comm.world.watch import open_watch
 import ctypes
 watch = open_watch(rank, 2, silent_s=2)
 def never_lets_go(): ctypes.PyDLL(None).sleep(60)
-def gives_up(): os.abort()
 """
 
 
@@ -368,7 +367,14 @@ def test_a_rank_whose_interpreter_is_held_shows_where_it_stands(run, capfd):
 
 
 def test_a_rank_that_a_library_ends_shows_where_it_stood(run, capfd):
-    message = assert_fails_fast(run, WATCHED + "if rank == 1: gives_up()\ntime.sleep(60)", 2)
+    program = (
+        "from freescale.comm.world.ranks import join_ranks\n"
+        "def gives_up(): os.abort()\n"
+        "with join_ranks(device='cpu') as ranks:\n"
+        "    if rank == 1: gives_up()\n"
+        "    time.sleep(60)"
+    )
+    message = assert_fails_fast(run, program, 2)
     assert "rank 1 was killed by SIGABRT" in message
     assert "in gives_up" in capfd.readouterr().err
 

@@ -191,6 +191,32 @@ def test_a_watch_that_an_evaluation_cuts_off_is_made_up_for(evaluates_at):
     assert [step for step in watched if step > 250] == list(range(301, 313))
 
 
+@pytest.mark.parametrize(
+    ("last", "watched"),
+    [
+        (12, []),
+        (18, []),
+        (19, [*range(9, 19)]),
+        (54, [*range(9, 21), *range(43, 54)]),
+        (90, [*range(43, 55)]),
+    ],
+)
+def test_no_watch_is_open_at_the_end_of_a_run(last, watched):
+    """A rank that closed one where everything else is taken down was ended by signal 11, whatever it came from."""
+    meter = BusyMeter(watch=MadeUpDevice(launch=1e-4), last_step=last)
+    meter.begin(1)
+    seen = []
+    for step in range(1, last + 1):
+        assert not meter.holds(step) or step <= meter.known_after < last
+        seen += [step] if meter.is_open else []
+        if meter.closes_after(step):
+            meter.close(step, [], [], [])
+        if meter.opens_after(step):
+            meter.open()
+    assert not meter.is_open
+    assert seen[-len(watched) :] == watched if watched else not seen
+
+
 def test_watches_are_ever_further_apart():
     """To read one took 0.1 to 0.9 s (H200), as long as some hundred steps of a small model that is replayed."""
     meter = BusyMeter(watch=MadeUpDevice(launch=1e-4))

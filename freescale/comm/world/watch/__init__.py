@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     )
     from freescale.comm.world.watch.liveness import BEAT_S, Liveness, SignOfLife, silence
     from freescale.comm.world.watch.opening import open_watch
-    from freescale.comm.world.watch.stacks import ask_for_stacks, show_stacks_when_lost
+    from freescale.comm.world.watch.stacks import (
+        ask_for_stacks,
+        show_stacks_of_errors,
+        show_stacks_when_asked,
+    )
     from freescale.comm.world.watch.watches import Watch
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -13,15 +13,17 @@ from contextlib import suppress
 _SHOW = signal.SIGUSR2
 
 
-def show_stacks_when_lost() -> None:
-    """From now on this process writes where its threads stand when it is ended by an error's signal, or asked to.
-
-    What a program has chosen for these signals stays.
-    """
+def show_stacks_of_errors() -> None:
+    """From now on this process writes where its threads stand when it is ended by an error's signal."""
     # Where stderr is no file, nobody would read it.
     with suppress(OSError, ValueError, RuntimeError, AttributeError):
         if not faulthandler.is_enabled():
             faulthandler.enable()
+
+
+def show_stacks_when_asked() -> None:
+    """From now on it also does when it is asked to; what a program has chosen for that signal stays."""
+    with suppress(OSError, ValueError, RuntimeError, AttributeError):
         if signal.getsignal(_SHOW) is signal.SIG_DFL:
             faulthandler.register(_SHOW, chain=False)
 

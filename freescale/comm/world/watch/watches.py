@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from freescale.comm.world.watch.failures import LINE, end_process, report_failure, tell_launcher
 from freescale.comm.world.watch.liveness import BEAT_S, Pulse
-from freescale.comm.world.watch.stacks import show_stacks_when_lost
+from freescale.comm.world.watch.stacks import show_stacks_when_asked
 from freescale.errors import EXIT_PEER, Preempted
 
 
@@ -50,7 +50,7 @@ class LaunchedWatch(Watch):
 
     def __init__(self, pulse: Pulse) -> None:
         self._pulse, self._done = pulse, threading.Event()
-        show_stacks_when_lost()
+        show_stacks_when_asked()
         threading.Thread(target=self._beat, name="signs of life", daemon=True).start()
 
     def leave(self) -> None:
