@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from freescale.pipeline import LOOK_AHEAD, ReadyBatch, Schedule, naming_lost_wor
 from freescale.trace import stage, total
 from freescale.train.agreement import from_first, gather
 from freescale.train.gc_freeze import GcFreeze
+from freescale.train.log.compile_notice import telling_of_compilation
 from freescale.train.log.reports import StepReports, is_beside, lag_of, open_report_channel
 from freescale.train.quality.evaluate import GivenUpError
 from freescale.train.run import Run
@@ -180,8 +181,13 @@ def timed_batches(schedule: Schedule, first_step: int) -> Iterator[ReadyBatch]:
 
 @contextmanager
 def steady_state(run: Run) -> Iterator[GcFreeze]:
-    """Steps inside are kept from what would make one of them much longer than the others, on one rank or another."""
-    with gemm_warmup(*run.usual_tokens), GcFreeze() as loaded:
+    """Steps inside are kept from what would make one of them much longer than the others, on one rank or another.
+
+    Kernels that are compiled make some longer all the same, which is told.
+    """
+    on_gpu = run.ranks.device.type == "cuda"
+    told = telling_of_compilation(lambda text: run.progress.notice(0, text)) if on_gpu else nullcontext()
+    with gemm_warmup(*run.usual_tokens), GcFreeze() as loaded, told:
         yield loaded
 
 
