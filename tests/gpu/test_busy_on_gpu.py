@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -115,6 +117,23 @@ def test_a_small_model_is_told_to_be_bound_by_its_host(tmp_path: Path) -> None:
     # The cost of samples is what they cost the device, not the host.
     assert measured
     assert max(one.ms for one in measured[21:]) < 1000 * usual.total / len(steps) / 2
+
+
+SEVERAL_RUNS = """
+import sys, torch
+from freescale.comm.world.ranks import Ranks
+from freescale.prove.runs import SMALL, train_shortly
+for steps in map(int, sys.argv[1:]):
+    train_shortly(Ranks(rank=0, num_ranks=1, device=torch.device("cuda", 0)), (*SMALL, f"run.steps={steps}"))
+"""
+
+
+def test_runs_of_one_process_end_well_wherever_their_watches_would_be() -> None:
+    """A rank that trained twice for 12 steps, in a proof, was ended by signal 11."""
+    command = [sys.executable, "-X", "faulthandler", "-c", SEVERAL_RUNS, "12", "19", "25", "12", "50", "12"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "Warning" not in done.stderr
 
 
 def test_the_driver_answers_or_says_why_not() -> None:

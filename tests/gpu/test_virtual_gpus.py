@@ -100,6 +100,27 @@ def test_replays_that_leave_gradients_of_weights_for_later_have_the_bits_of_one_
     assert "weights are updated" not in told
 
 
+def test_the_proof_of_one_curve_holds_every_time(tmp_path):
+    """Rank 0 trains with the others and then alone; once it was ended by signal 11 instead."""
+    command = [
+        sys.executable,
+        "-m",
+        "freescale",
+        "prove",
+        "--virtual-gpus",
+        "2",
+        "--quick",
+        "--only",
+        "one_curve",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    for _ in range(3):
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=200, env=environment, cwd=tmp_path, check=False
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
 def test_it_goes_on_from_a_checkpoint_on_another_number_of_ranks(tmp_path, alone):
     folder = tmp_path / "run"
     train(folder, "--virtual-gpus", "2", "run.steps=20")
