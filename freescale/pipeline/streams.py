@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from freescale.comm import Transport
-from freescale.comm.traffic import Deadline, TrafficQueue
+from freescale.comm.traffic import Deadline, Gate, TrafficQueue
 
 T = TypeVar("T")
 
@@ -62,19 +62,25 @@ class SideStream:
 
     Args:
         device: the GPU.
+        gate: lets jobs that have time wait for urgent traffic.
         urgent: somebody is about to wait for the jobs. Otherwise their copies and small kernels fill gaps, they do
             not make them.
     """
 
-    def __init__(self, device: torch.device, *, urgent: bool = False) -> None:
+    def __init__(self, device: torch.device, *, gate: Gate, urgent: bool = False) -> None:
         self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0)
+        self._gate, self._urgent = gate, urgent
 
     def submit(self, job: Callable[[], T]) -> Waitable[T]:
         """Issue a job behind what the current stream has been given so far."""
         self._stream.wait_stream(torch.cuda.current_stream())
+        if not self._urgent:
+            self._gate.hold(Deadline.NOL_ROWS, self._stream)
         with torch.cuda.stream(self._stream):
-            result = job()
-            return _Recorded(result, self._stream.record_event())  # type: ignore[return-value]
+            result, done = job(), self._stream.record_event()
+        if self._urgent:
+            self._gate.queued(Deadline.OL_ROWS, done)
+        return _Recorded(result, done)  # type: ignore[return-value]
 
     def send(
         self,
@@ -92,7 +98,7 @@ class SideStream:
 
 def make_side(queue: TrafficQueue, device: torch.device, *, urgent: bool = False) -> BackgroundExecutor:
     """The place for rows and gradients that have time; or that are urgent, beside a rank that does not wait yet."""
-    return SideStream(device, urgent=urgent) if device.type == "cuda" else queue
+    return SideStream(device, gate=queue.gate, urgent=urgent) if device.type == "cuda" else queue
 
 
 class CopyStream:

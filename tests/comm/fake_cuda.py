@@ -38,6 +38,7 @@ class FakeStream:
     by_handle: dict[int, FakeStream] = {}  # noqa: RUF012
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.device = device
         self.cuda_stream = 1000 + len(FakeStream.by_handle)
         FakeStream.by_handle[self.cuda_stream] = self
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

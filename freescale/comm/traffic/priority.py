@@ -13,6 +13,9 @@ itself. The others are bulk: they have the time of a whole forward and backward,
 Ranks must start the transfers of one connection in the same order. So every channel is a connection of its own, and its
 order is the order in which the schedule submits: the same program on every rank, never the timing of one of them. Only
 between channels is the choice local. It cannot block: the gate holds a chunk up for a bounded time, then lets it pass.
+
+A GPU is given its transfers long before they run, so there the gate lets streams wait: bulk behind the moment at which
+all urgent traffic is through that was queued before it (`queued`, `hold`). Nobody waits for what is queued later.
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ class Gate:
         self._fairness_s = fairness_s
         self._changed = threading.Condition()
         self._under_way = dict.fromkeys(Deadline, 0)
+        self._moments: dict[Deadline, torch.cuda.Event] = {}
         self.held_s = 0.0
 
     @contextmanager
@@ -97,6 +101,16 @@ class Gate:
             self._changed.wait_for(lambda: self._is_free(deadline), timeout=self._fairness_s)
             self.held_s += time.perf_counter() - began
             trace.add("let urgent traffic pass", kind="wait", start=start, end=trace.mark(on_device=False))
+
+    def queued(self, deadline: Deadline, moment: torch.cuda.Event) -> None:
+        """Traffic with this deadline was given to a stream of a GPU, and is through at this moment."""
+        self._moments[deadline] = moment
+
+    def hold(self, deadline: Deadline, stream: torch.cuda.Stream) -> None:
+        """Let a stream that is about to be given such traffic wait for more urgent one that was queued before."""
+        for other, moment in self._moments.items():
+            if other < deadline:
+                stream.wait_event(moment)
 
     def _is_free(self, deadline: Deadline) -> bool:
         return not any(self._under_way[other] for other in Deadline if other < deadline)

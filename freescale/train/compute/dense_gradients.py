@@ -253,12 +253,15 @@ class FlatSum:
             return work.wait
         try:
             with _behind(stream):
+                if stream is not None:
+                    gate.hold(Deadline.DENSE_GRADIENTS, stream)
                 values.copy_(start_all_reduce(self._transport, values).wait())
         finally:
             gate.open(Deadline.DENSE_GRADIENTS)  # ids that the update of rows waits for stand behind it
         if stream is None:
             return lambda: None
         added = stream.record_event()
+        gate.queued(Deadline.DENSE_GRADIENTS, added)
         self._waits.append(lambda: torch.cuda.current_stream(stream.device).wait_stream(stream))
         return lambda: torch.cuda.current_stream(stream.device).wait_event(added)
 
