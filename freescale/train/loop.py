@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,10 +183,9 @@ def timed_batches(schedule: Schedule, first_step: int) -> Iterator[ReadyBatch]:
 def steady_state(run: Run) -> Iterator[GcFreeze]:
     """Steps inside are kept from what would make one of them much longer than the others, on one rank or another.
 
-    Kernels that are compiled make some longer all the same, which is told.
+    What is compiled first makes some longer all the same, which is told.
     """
-    on_gpu = run.ranks.device.type == "cuda"
-    told = telling_of_compilation(lambda text: run.progress.notice(0, text)) if on_gpu else nullcontext()
+    told = telling_of_compilation(lambda text: run.progress.notice(0, text))
     with gemm_warmup(*run.usual_tokens), GcFreeze() as loaded, told:
         yield loaded
 

@@ -1,4 +1,4 @@
-"""Steps that take long because kernels are compiled say so: half a minute without a word looks like a hang."""
+"""Steps that take long because something is compiled say so: half a minute without a word looks like a hang."""
 
 from __future__ import annotations
 
@@ -9,26 +9,48 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
-_COMPILERS = ("triton/compiler/", "triton/backends/")
 _LOOK_S = 4.0
+
+
+class _Compiler(NamedTuple):
+    """Where its code lies, what it compiles for, and where it keeps that."""
+
+    folders: tuple[str, ...]
+    target: str
+    kept_in: Callable[[], str]
+
+
+def _of_triton() -> str:
+    return os.environ.get("TRITON_CACHE_DIR") or str(Path("~", ".triton", "cache"))
+
+
+def _of_numba() -> str:
+    return os.environ.get("NUMBA_CACHE_DIR") or "__pycache__ beside the code"
+
+
+_COMPILERS = (
+    _Compiler(("triton/compiler/", "triton/backends/"), "kernels for this GPU", _of_triton),
+    _Compiler(("numba/core/",), "loops for this CPU", _of_numba),
+)
 
 
 @contextmanager
 def telling_of_compilation(tell: Callable[[str], None], *, look_s: float = _LOOK_S) -> Iterator[None]:
-    """While this thread compiles kernels for longer than a moment, tell once.
+    """While this process compiles for longer than a moment, tell once.
 
     Args:
         tell: called by another thread.
-        look_s: seconds from one look at this thread to the next.
+        look_s: seconds from one look at its threads to the next.
     """
-    done, thread = threading.Event(), threading.get_ident()
+    done = threading.Event()
 
     def look() -> None:
         while not done.wait(look_s):
-            if _compiles(sys._current_frames().get(thread)):
+            if (at_work := _at_work()) is not None:
                 tell(
-                    f"compiling kernels for this GPU, up to a minute, once: later runs find them in {_cache()}"
+                    f"compiling {at_work.target}, up to a minute, once: later runs find them in {at_work.kept_in()}"
                 )
                 return
 
@@ -41,14 +63,15 @@ def telling_of_compilation(tell: Callable[[str], None], *, look_s: float = _LOOK
         watcher.join()
 
 
-def _compiles(frame: FrameType | None) -> bool:
-    """Whether one of the calls a thread is in belongs to Triton's compiler."""
+def _at_work() -> _Compiler | None:
+    """The compiler that some thread is inside of."""
+    frames = list(sys._current_frames().values())
+    return next((each for each in _COMPILERS if any(_is_in(frame, each) for frame in frames)), None)
+
+
+def _is_in(frame: FrameType | None, compiler: _Compiler) -> bool:
     while frame is not None:
-        if any(each in frame.f_code.co_filename for each in _COMPILERS):
+        if any(folder in frame.f_code.co_filename for folder in compiler.folders):
             return True
         frame = frame.f_back
     return False
-
-
-def _cache() -> str:
-    return os.environ.get("TRITON_CACHE_DIR") or str(Path("~", ".triton", "cache"))

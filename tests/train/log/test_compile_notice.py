@@ -22,13 +22,15 @@ def waiting_in(filename: str) -> FunctionType:
     [
         ("/somewhere/site-packages/triton/compiler/compiler.py", 5.0, 1),
         ("/somewhere/site-packages/triton/backends/nvidia/compiler.py", 5.0, 1),
+        ("/somewhere/site-packages/numba/core/dispatcher.py", 5.0, 1),
         ("/somewhere/site-packages/triton/runtime/jit.py", 0.2, 0),
         ("/somewhere/site-packages/torch/nn/linear.py", 0.2, 0),
     ],
-    ids=["compiler", "backend", "launch", "other"],
+    ids=["compiler", "backend", "loops", "launch", "other"],
 )
 def test_compilers_are_told_of(filename, seconds, times, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/fast/disk")
+    for name in ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"):
+        monkeypatch.setenv(name, "/fast/disk")
     heard, texts = threading.Event(), []
 
     def tell(text: str) -> None:
@@ -39,5 +41,6 @@ def test_compilers_are_told_of(filename, seconds, times, monkeypatch):
         waiting_in(filename)(heard, seconds)
         waiting_in(filename)(threading.Event(), 0.05)
     assert len(texts) == times
-    assert all("compiling kernels" in text and "/fast/disk" in text for text in texts)
+    what = "loops for this CPU" if "numba" in filename else "kernels for this GPU"
+    assert all(text.startswith(f"compiling {what}") and "/fast/disk" in text for text in texts)
     assert not any(thread.name == "compile notice" for thread in threading.enumerate())
