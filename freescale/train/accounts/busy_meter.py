@@ -71,12 +71,12 @@ class BusyMeter:
         if self._opens == math.inf:
             self._began = step - 1
             self._plan(self._began + self.warm)
-        elif self._opens < step - 1 and not self.is_open:
-            self._plan(step)
+        elif not self.is_open:
+            self._plan(step if self._opens < step - 1 else self._opens)
 
     def opens_after(self, step: int) -> bool:
         """Whether the watch is to be opened at the end of this step."""
-        return step == self._opens and not self.is_open
+        return step == self._opens < self._closes and not self.is_open
 
     def closes_after(self, step: int) -> bool:
         """Whether it is to be closed there."""
@@ -170,9 +170,7 @@ class BusyMeter:
     def _plan(self, opens: float) -> None:
         """The next watch. At the end of a run everything is taken down, the profiler is not to be among it."""
         closes = min(opens + self.lasts, self.last_step - 1)
-        if closes - opens < FEWEST_STEPS:
-            opens = closes = -math.inf
-        self._opens, self._closes = opens, closes
+        self._opens, self._closes = opens, closes if closes - opens >= FEWEST_STEPS else -math.inf
 
     def _next(self, step: int) -> int:
         for after in self.settling:

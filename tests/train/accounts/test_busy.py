@@ -217,6 +217,22 @@ def test_no_watch_is_open_at_the_end_of_a_run(last, watched):
     assert seen[-len(watched) :] == watched if watched else not seen
 
 
+def test_an_evaluation_brings_no_watch_that_was_not_due():
+    """Neither where the next one would come behind the end of the run, nor where a log has grown meanwhile."""
+    meter, opened = BusyMeter(watch=MadeUpDevice(launch=1e-4), last_step=900), []
+    meter.begin(1)
+    for step in range(1, 2_100):
+        if meter.closes_after(step):
+            meter.close(step, [], [], [])
+        if meter.opens_after(step):
+            meter.open()
+            opened.append(step)
+        if step % 300 == 0:
+            meter.last_step = step + 900
+            meter.begin(step + 1)
+    assert opened == [8, 42, 200, 2_000]
+
+
 def test_watches_are_ever_further_apart():
     """To read one took 0.1 to 0.9 s (H200), as long as some hundred steps of a small model that is replayed."""
     meter = BusyMeter(watch=MadeUpDevice(launch=1e-4))
