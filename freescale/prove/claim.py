@@ -27,22 +27,16 @@ Every case runs in fresh processes, so one that hangs or dies costs its own verd
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from freescale.comm.world import innermost_calls
 from freescale.errors import EXIT_PEER
 
 if TYPE_CHECKING:
     from freescale.comm.world import Ranks
-
-MET_BY_SIGNAL = "Current thread "
-"""How Python begins to write where the thread stood that was met by a signal."""
-
-_CALL = re.compile(r'\s*File "(.+)", line (\d+) in (.+)')
-_MOST_CALLS = 6
 
 Status = Literal["proven", "not proven", "not tried"]
 Evidence = dict[str, Any]
@@ -184,8 +178,9 @@ def cause_of(reports: Sequence[Report]) -> str:
     spoke = [report for report in missing if report.error and not report.timed_out and report not in killed]
     own = [report for report in spoke if report.exit_code != EXIT_PEER]
     if killed and not own:
-        number = -(killed[0].exit_code or 0)
-        return f"rank {killed[0].rank} was ended by signal {number}{_where(killed[0].error)}"
+        calls = innermost_calls(killed[0].error)
+        where = f" in {' < '.join(calls)}" if calls else ""
+        return f"rank {killed[0].rank} was ended by signal {-(killed[0].exit_code or 0)}{where}"
     if spoke:
         first = (own or spoke)[0]
         return f"rank {first.rank}: {_short(first.error)}"
@@ -193,17 +188,6 @@ def cause_of(reports: Sequence[Report]) -> str:
         numbers = ", ".join(str(report.rank) for report in late)
         return f"ranks {numbers} did not come to an end within {late[0].seconds:.0f} s"
     return f"rank {missing[0].rank} ended with exit code {missing[0].exit_code} and no word"
-
-
-def _where(words: str) -> str:
-    """The innermost calls of the thread that a signal met, by what Python has written of it, if it has."""
-    _, found, behind = words.partition(MET_BY_SIGNAL)
-    lines = behind.splitlines()[1:]
-    calls = [
-        _CALL.match(line) for line in lines[: next((n for n, line in enumerate(lines) if not line), None)]
-    ]
-    told = [f"{Path(call[1]).name}:{call[2]} {call[3]}" for call in calls if call][:_MOST_CALLS]
-    return f" in {' < '.join(told)}" if found and told else ""
 
 
 def _short(text: str, *, most: int = 600) -> str:

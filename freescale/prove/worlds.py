@@ -22,8 +22,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from freescale.comm.world import Membership, Ranks, as_rank, end_with_launcher, in_words, join_ranks
-from freescale.prove.claim import MET_BY_SIGNAL, Report, Setting
+from freescale.comm.world import (
+    Membership,
+    Ranks,
+    as_rank,
+    end_with_launcher,
+    in_words,
+    join_ranks,
+    thread_met,
+)
+from freescale.prove.claim import Report, Setting
 from freescale.registry import find, load_plugin
 from freescale.trace import stage
 
@@ -119,9 +127,8 @@ def _run(
 
 
 def _last_words(text: str) -> str:
-    """The end of it; or where the thread stood that a signal met, which Python may write before others."""
-    met = text.rfind(MET_BY_SIGNAL)
-    return text[met:][:_MOST_WORDS] if met >= 0 else text[-_MOST_WORDS:]
+    """Where the thread stood that a signal met, which Python may write before others; else the end of it."""
+    return thread_met(text)[:_MOST_WORDS] or text[-_MOST_WORDS:]
 
 
 def _ends(process: subprocess.Popen[bytes], what: str, *, within_s: float) -> bool:

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from freescale.comm.world.watch import (
         end_process,
         in_words,
+        innermost_calls,
         keep_failures_in,
         report_failure,
+        thread_met,
         was_reported,
     )
 else:

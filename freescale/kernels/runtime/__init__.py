@@ -7,14 +7,9 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.kernels.runtime.copy_blocks import copy_with_blocks
     from freescale.kernels.runtime.frame_loops import join_blocks, pack_frames, read_frames, size_frames
-    from freescale.kernels.runtime.gemm import (
-        add_product_to,
-        free_bytes,
-        gemm_warmup,
-        product,
-        weight_gradient,
-    )
+    from freescale.kernels.runtime.gemm import add_product_to, gemm_warmup, product, weight_gradient
     from freescale.kernels.runtime.launch import CachedLauncher, kernels_of, start_kernel
+    from freescale.kernels.runtime.memory import free_bytes
     from freescale.kernels.runtime.postponed import (
         Later,
         PostponedGradients,

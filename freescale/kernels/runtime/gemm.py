@@ -15,6 +15,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from freescale.kernels.runtime.memory import free_bytes
+
 _SIZES = 256
 _FEW_TOKENS, _MANY_TOKENS = 4096, 2**18
 """Below the first a GPU has little to do when it is waited for; above the second one kernel is good for all sizes."""
@@ -99,11 +101,3 @@ def _load_kernels(x: Tensor, weight: Tensor, *, adds: bool) -> None:
                 torch.mm(x_room[:size], weight, out=out_room[:size])
     except torch.OutOfMemoryError:
         return
-
-
-def free_bytes(device: torch.device) -> int:
-    """What torch could hand out: of the GPU, or of this process' share of it."""
-    free, total = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
-    share = int(torch.cuda.get_per_process_memory_fraction(device) * total)
-    return max(0, min(free, share - reserved)) + reserved - torch.cuda.memory_allocated(device)

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 _SHOW = signal.SIGUSR2
+
+_MET = "Current thread "
+_CALL = re.compile(r'\s*File "(.+)", line (\d+) in (.+)')
 
 
 def show_stacks_of_errors() -> None:
@@ -32,3 +37,15 @@ def ask_for_stacks(pid: int) -> None:
     """Let a rank that gives no sign of life write where it stands; it is ended right after."""
     with suppress(OSError):
         os.kill(pid, _SHOW)
+
+
+def thread_met(words: str) -> str:
+    """Of all that a process has written, the stack of the thread that a signal met; empty where there is none."""
+    start = words.rfind(_MET)
+    return "" if start < 0 else words[start:].partition("\n\n")[0]
+
+
+def innermost_calls(words: str, *, most: int = 6) -> list[str]:
+    """The last calls of that thread, as `file:line function`, without folders."""
+    calls = map(_CALL.match, thread_met(words).splitlines())
+    return [f"{Path(call[1]).name}:{call[2]} {call[3]}" for call in calls if call][:most]
