@@ -81,7 +81,7 @@ def test_all_foreseen_sizes_are_recorded_with_the_first_of_them():
 
 
 def test_the_largest_of_them_comes_first(monkeypatch):
-    """Behind a smaller one it took memory of its own: 8 instead of 5 GiB on ranks with 17, and steps ran out of it."""
+    """Behind a smaller one it took memory of its own: 8.1 GiB for all on ranks with 17, and steps ran out of it."""
     steps, sizes = Steps(), []
     monkeypatch.setattr(steps.recorder, "try_out", lambda work, size: sizes.append(size) or True)
     steps.take(20), steps.take(20)
