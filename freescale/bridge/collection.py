@@ -26,6 +26,7 @@ from freescale.bridge.dcp_files import load_tensors, save_tensors, tensors_in
 from freescale.bridge.jagged import Jagged, JaggedFeature, Keyed
 from freescale.bridge.saved_tables import SavedTable, choose_tables
 from freescale.bridge.written_tables import names_of_table
+from freescale.comm.world import whole_tensor
 from freescale.embedding import ShardedEmbedding, SparseOptimizer, TableSpec
 from freescale.errors import CheckpointError, DataError
 from freescale.pipeline import PrioritizedPipeline, ReadyRows
@@ -212,7 +213,7 @@ class BridgedCollection(nn.Module):
         found: dict[str, dict[str, Tensor]] = {}
         for path, values in self.embedding.state_dict().items():
             name, _, part = path.rpartition(".")
-            whole = values.full_tensor() if hasattr(values, "full_tensor") else values
+            whole = whole_tensor(values)
             theirs = whole[:, 0] if part == "square_sum" else whole
             found.setdefault(name, {})["momentum1" if part == "square_sum" else part] = theirs.clone()
         return found

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from freescale.comm.world import innermost_calls
+from freescale.comm.world import place_met
 from freescale.errors import EXIT_PEER
 
 if TYPE_CHECKING:
@@ -178,9 +178,8 @@ def cause_of(reports: Sequence[Report]) -> str:
     spoke = [report for report in missing if report.error and not report.timed_out and report not in killed]
     own = [report for report in spoke if report.exit_code != EXIT_PEER]
     if killed and not own:
-        calls = innermost_calls(killed[0].error)
-        where = f" in {' < '.join(calls)}" if calls else ""
-        return f"rank {killed[0].rank} was ended by signal {-(killed[0].exit_code or 0)}{where}"
+        where = place_met(killed[0].error)
+        return f"rank {killed[0].rank} was ended by signal {-(killed[0].exit_code or 0)} {where}".rstrip()
     if spoke:
         first = (own or spoke)[0]
         return f"rank {first.rank}: {_short(first.error)}"

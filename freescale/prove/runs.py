@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from freescale.comm.world import Ranks
+from freescale.comm.world import Ranks, whole_tensor
 from freescale.recipe import build_run, build_source, load_config
 from freescale.trace import account_of as account_of_steps
 from freescale.trace import record_into
@@ -167,8 +167,7 @@ def train_shortly(
             run.accounts.close()
             record_into(None)
         tensors = {
-            name: _on_cpu(value.full_tensor() if whole and hasattr(value, "full_tensor") else value)
-            for name, value in run_tensors(run).items()
+            name: _on_cpu(whole_tensor(value) if whole else value) for name, value in run_tensors(run).items()
         }
     return Trained(steps, tensors)
 

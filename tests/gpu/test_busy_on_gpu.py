@@ -129,7 +129,6 @@ for steps in map(int, sys.argv[1:]):
 
 
 def test_runs_of_one_process_end_well_wherever_their_watches_would_be() -> None:
-    """A rank that trained twice for 12 steps, in a proof, was ended by signal 11."""
     command = [sys.executable, "-X", "faulthandler", "-c", SEVERAL_RUNS, "12", "19", "25", "12", "50", "12"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

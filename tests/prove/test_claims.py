@@ -87,7 +87,13 @@ Thread 0x00007f35 (most recent call first):
 %s
 Thread 0x00007f36 (most recent call first):
   File "/home/me/lib/selectors.py", line 9 in select
+  File "/home/me/lib/wrapper.py", line 7 in wrapped
+  File "/home/me/freescale/train/loop.py", line 30 in train
+  File "/home/me/freescale/app/main.py", line 5 in main
+
+Extension modules: numpy.random._common (total: 1)
 """
+
 MET = """
 Current thread 0x00007f37 (most recent call first):
   File "/home/me/torch/profiler/profiler.py", line 224 in stop
@@ -98,8 +104,13 @@ Current thread 0x00007f37 (most recent call first):
 def test_a_rank_that_a_signal_ended_tells_where_it_stood(tmp_path):
     """Only its number was told, and what had crashed was anybody's guess."""
     where = " in profiler.py:224 stop < kernel_watch.py:66 stop"
-    for met, told in ((MET, where), ("", "")):
-        words = worlds._last_words("x" * 9000 + SAID % met)
+    main = " in a library's thread, while Python was in selectors.py:9 select < wrapper.py:7 wrapped < loop.py:30 train"
+    for said, told in (
+        (SAID % MET, where),
+        (SAID % "", f"{main} < main.py:5 main"),
+        ("falling\nThread over\n", ""),
+    ):
+        words = worlds._last_words("x" * 9000 + said)
         assert len(words) <= 4000
         reports = [Report(0, None, error=words, exit_code=-11), Report(1, {"losses": []})]
         (finding,) = OneCurve.judge(reports, SETTING)

@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from freescale.comm.world.watch import (
         end_process,
         in_words,
-        innermost_calls,
         keep_failures_in,
+        place_met,
         report_failure,
         thread_met,
         was_reported,
     )
+    from freescale.comm.world.whole import whole_tensor
 else:
     __getattr__, __dir__ = open_door(__name__)

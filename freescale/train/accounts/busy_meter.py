@@ -168,7 +168,7 @@ class BusyMeter:
         return dry_share(lags, self.times.idle_lag)
 
     def _plan(self, opens: float) -> None:
-        """The next watch. At the end of a run everything is taken down, the profiler is not to be among it."""
+        """The next watch, or none where the run would end before enough was seen: opening and closing it takes time."""
         closes = min(opens + self.lasts, self.last_step - 1)
         self._opens, self._closes = opens, closes if closes - opens >= FEWEST_STEPS else -math.inf
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 import warnings
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,9 +22,6 @@ _ANCHOR_CYCLES = 200_000
 """About 0.1 ms: the host records the moment behind it while it still runs."""
 
 _ANCHOR = "spin_kernel"
-
-_CALLS, _BETWEEN_S = 5, 0.002
-"""A thread of the profiler asks for it first, which takes it a moment."""
 
 
 class Watch(Protocol):
@@ -71,7 +67,6 @@ class KernelWatch:
         profiler, self._profiler = self._profiler, None
         self._clock.wait_for_marks()
         profiler.stop()
-        self._let_go()
         with tempfile.TemporaryDirectory(prefix="freescale-kernels-") as folder:
             path = Path(folder) / "kernels.json"
             profiler.export_chrome_trace(str(path))
@@ -86,12 +81,6 @@ class KernelWatch:
             for one in trace.activities
             if one.kind != "collective" and one is not anchors[0]
         )
-
-    def _let_go(self) -> None:
-        """CUPTI is taken down inside of some call of CUDA that follows: of one here, where the run stands still."""
-        for _ in range(_CALLS):
-            time.sleep(_BETWEEN_S)
-            torch.cuda.current_stream(self._device).query()
 
 
 def tear_cupti_down() -> None:

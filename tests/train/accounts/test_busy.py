@@ -218,8 +218,8 @@ def test_a_watch_that_an_evaluation_cuts_off_is_made_up_for(evaluates_at):
         (90, [*range(9, 21), *range(43, 55)]),
     ],
 )
-def test_no_watch_is_open_at_the_end_of_a_run(last, watched):
-    """A rank that closed one where everything else is taken down was ended by signal 11, whatever it came from."""
+def test_no_watch_is_opened_that_would_not_be_read(last, watched):
+    """It takes as long as any other, and a run that ends inside of it throws it away."""
     meter = BusyMeter(watch=MadeUpDevice(launch=1e-4), last_step=last)
 
     def check(step):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from freescale.comm.world.watch.opening import open_watch
     from freescale.comm.world.watch.stacks import (
         ask_for_stacks,
-        innermost_calls,
+        place_met,
         show_stacks_of_errors,
         show_stacks_when_asked,
         thread_met,

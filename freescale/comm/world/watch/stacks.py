@@ -14,7 +14,9 @@ from pathlib import Path
 
 _SHOW = signal.SIGUSR2
 
-_MET = "Current thread "
+_OURS = __name__.partition(".")[0]
+_MET = "Current thread"
+_THREAD = re.compile(rf"^({_MET}|Thread) 0x.*\(most recent call first\):$", re.MULTILINE)
 _CALL = re.compile(r'\s*File "(.+)", line (\d+) in (.+)')
 
 
@@ -40,12 +42,22 @@ def ask_for_stacks(pid: int) -> None:
 
 
 def thread_met(words: str) -> str:
-    """Of all that a process has written, the stack of the thread that a signal met; empty where there is none."""
-    start = words.rfind(_MET)
-    return "" if start < 0 else words[start:].partition("\n\n")[0]
+    """Of all that a process has written, the stack of the thread that a signal met; empty where there is none.
+
+    Where that was a thread of a library, which Python does not know, that of the main one, which comes last.
+    """
+    threads = list(_THREAD.finditer(words))
+    met = [thread for thread in threads if thread[1] == _MET] or threads
+    return words[met[-1].start() :].partition("\n\n")[0] if met else ""
 
 
-def innermost_calls(words: str, *, most: int = 6) -> list[str]:
-    """The last calls of that thread, as `file:line function`, without folders."""
-    calls = map(_CALL.match, thread_met(words).splitlines())
-    return [f"{Path(call[1]).name}:{call[2]} {call[3]}" for call in calls if call][:most]
+def place_met(words: str, *, most: int = 6) -> str:
+    """Where a signal met a process, by its last calls, and the last one of ours; empty where nobody knows."""
+    stack = thread_met(words)
+    calls = [call for call in map(_CALL.match, stack.splitlines()) if call]
+    if not calls:
+        return ""
+    own = next((number for number, call in enumerate(calls) if f"/{_OURS}/" in call[1]), 0)
+    told = [f"{Path(call[1]).name}:{call[2]} {call[3]}" for call in calls]
+    where = " < ".join([*told[:most], *(["...", told[own]] if own >= most else [])])
+    return f"in {where}" if stack.startswith(_MET) else f"in a library's thread, while Python was in {where}"
