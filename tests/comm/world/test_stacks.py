@@ -5,7 +5,7 @@ from __future__ import annotations
 from freescale.comm.world import place_met
 
 WRAPPED = '  File "/lib/torch/wrapper.py", line 7 in wrapped\n'
-MAIN = (
+MAIN = 'Thread 0x7f36 (most recent call first):\n%s  File "/me/freescale/train/loop.py", line 30 in train\n\nmore'
     "Thread 0x7f36 (most recent call first):\n%s"
     '  File "/me/freescale/train/loop.py", line 30 in train\n\nExtension'
 )
