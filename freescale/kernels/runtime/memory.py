@@ -7,7 +7,10 @@ import torch
 
 def free_bytes(device: torch.device) -> int:
     """What torch could hand out: of the GPU, or of this process' share of it."""
-    free, total = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
-    share = int(torch.cuda.get_per_process_memory_fraction(device) * total)
-    return max(0, min(free, share - reserved)) + reserved - torch.cuda.memory_allocated(device)
+    index = (
+        torch.cuda.current_device() if device.index is None else device.index
+    )  # not every call takes "cuda"
+    free, total = torch.cuda.mem_get_info(index)
+    reserved = torch.cuda.memory_reserved(index)
+    share = int(torch.cuda.get_per_process_memory_fraction(index) * total)
+    return max(0, min(free, share - reserved)) + reserved - torch.cuda.memory_allocated(index)

@@ -6,9 +6,6 @@ from freescale.comm.world import place_met
 
 WRAPPED = '  File "/lib/torch/wrapper.py", line 7 in wrapped\n'
 MAIN = 'Thread 0x7f36 (most recent call first):\n%s  File "/me/freescale/train/loop.py", line 30 in train\n\nmore'
-    "Thread 0x7f36 (most recent call first):\n%s"
-    '  File "/me/freescale/train/loop.py", line 30 in train\n\nExtension'
-)
 
 
 def test_the_last_call_of_ours_is_told_however_deep_a_library_went():
