@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from freescale.kernels.attention.mask import AttentionMask, Pieces, kernels_know
     from freescale.kernels.attention.mask_kind import MaskKind, make_mask_kind
     from freescale.kernels.attention.mask_rule import Attributes, MaskRule
+    from freescale.kernels.attention.pads import clear_pads, token_room
     from freescale.kernels.attention.plan.fills import ListFiller
     from freescale.kernels.attention.plan.room import BIAS_ROWS, LayoutRoom, pair_blocks
     from freescale.kernels.attention.plan.schedule import is_long

@@ -109,8 +109,8 @@ class SequenceLayout:
         for name, *how in self._wishes.noted():
             if name == "token_tiles":
                 self.token_tiles(*how)
-            elif name in ("by_length", "device_offsets"):
-                getattr(self, name)
+            elif name == "by_length":
+                _ = self.by_length
         self.work.prepare(parcel)
         self._carrier = self._alone
 
@@ -160,13 +160,10 @@ class SequenceLayout:
         """The batch for the Triton kernels."""
         return AttentionSchedule(self.offsets, device=self.device, room=self.room, wishes=self._wishes)
 
-    @cached_property
+    @property
     def device_offsets(self) -> Tensor:
         """The offsets where the tensors of the batch live."""
-        self._wishes.note("device_offsets")
-        if self.room is not None:
-            return self._fixed("device_offsets")
-        return self._carrier.add(self.offsets.numpy())[0]
+        return self.work.device_offsets
 
     @cached_property
     def positions(self) -> Tensor:

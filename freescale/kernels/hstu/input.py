@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from freescale.kernels.attention import SequenceLayout
+from freescale.kernels.attention import SequenceLayout, token_room
 from freescale.kernels.hstu import reference
 from freescale.kernels.runtime import can_fuse, start_kernel
 
@@ -65,9 +65,7 @@ class _InputStates(torch.autograd.Function):
 
         rows, position, index = rows.contiguous(), position.contiguous(), index.contiguous()
         width = rows.shape[1]
-        # Tiles leave pads out.
-        room = rows.new_zeros if layout.padded else rows.new_empty
-        out = room(index.shape[0], width, dtype=dtype)
+        out = token_room(rows, index.shape[0], width, work=layout.work, dtype=dtype)
         tiles = layout.token_tiles(_BLOCK_TOKENS)
         tensors = {"Rows": rows, "Index": index, "Position": position, "Tiles": tiles, "Out": out}
         tensors["Offsets"] = layout.device_offsets

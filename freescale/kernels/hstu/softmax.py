@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from freescale.kernels.attention import SequenceLayout
+from freescale.kernels.attention import SequenceLayout, clear_pads, token_room
 from freescale.kernels.hstu.reference import unit
 from freescale.kernels.rows import sum_gradients
 from freescale.kernels.runtime import can_fuse, product_precision, start_kernel
@@ -125,11 +125,12 @@ class _SampledSoftmax(torch.autograd.Function):
         tensors = dict(zip(ctx.names, ctx.saved_tensors))
         states, rows, negative = tensors["States"], tensors["Rows"], tensors["Negatives"]
         num_tokens, width = states.shape
-        d_states = (torch.zeros_like if ctx.layout.padded else torch.empty_like)(states)
+        d_states = token_room(states, *states.shape, work=ctx.layout.work)
         # Of every target, then of every negative: the gradient it gives to its row at unit length.
         d_units = states.new_empty(num_tokens + negative.numel(), width, dtype=tensors["Logits"].dtype)
-        if ctx.layout.padded:
-            d_units[:num_tokens] = 0  # pads name a row; what it gets may be multiplied further
+        clear_pads(
+            d_units[:num_tokens], ctx.layout.work
+        )  # pads name a row; what it gets may be multiplied further
         given = {**tensors, "DLoss": grad, "DStates": d_states, "DUnits": d_units}
         start_kernel(
             kernels.state_gradient_kernel, (tensors["Tiles"].shape[0],), given, {"beta": ctx.beta}, ctx.shape

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from freescale.kernels.attention import MAX_WIDTH, FusedAttention, last_dense, tiles_for
+from freescale.kernels.attention import MAX_WIDTH, FusedAttention, last_dense, tiles_for, token_room
 from freescale.kernels.dropout import Masked
 from freescale.kernels.hstu import reference
 from freescale.kernels.hstu.layer import WholeBatch, _given_back, _Kept
@@ -271,7 +271,7 @@ class _Layer(torch.autograd.Function):
         ctx.counts = [len(part.saved_tensors) for part in parts]
         for part in parts:
             part.saved_tensors = ()
-        ctx.parts, ctx.padded = parts, batch.layout.padded
+        ctx.parts, ctx.work = parts, work
         return out
 
     @staticmethod
@@ -282,8 +282,7 @@ class _Layer(torch.autograd.Function):
         _, dy, d_output, _ = AddProduct.gradients(last, grad)
         u = gate.saved_tensors[0]
         # Gradients of u, v, q and k are written side by side, as the product takes them; those of pads stay 0.
-        room = u.new_zeros if ctx.padded else u.new_empty
-        wide = room(len(u), 4 * u.shape[1])
+        wide = token_room(u, len(u), 4 * u.shape[1], work=ctx.work)
         du, *vqk = wide.chunk(4, dim=1)
         da, d_gate, d_gate_bias = _Gate.gradients(gate, dy, du)
         heads = attention.saved_tensors[0].shape[1]
@@ -338,7 +337,7 @@ class _OfTargets(torch.autograd.Function):
         ctx.save_for_backward(*attention.saved_tensors, *saved)
         ctx.parts, ctx.counts = [attention], [len(attention.saved_tensors)]
         attention.saved_tensors = ()
-        ctx.heads, ctx.padded, ctx.dtype = heads, batch.layout.padded, x.dtype
+        ctx.heads, ctx.work, ctx.dtype = heads, work, x.dtype
         return u.contiguous(), attended.flatten(1).index_select(0, index), x.index_select(0, index)
 
     @staticmethod
@@ -350,8 +349,7 @@ class _OfTargets(torch.autograd.Function):
         width, heads = normed.shape[1], ctx.heads
         d_attended = torch.zeros_like(normed).index_copy_(0, index, da.to(normed.dtype))
         # Gradients of v and k are written side by side, as the product takes them; those of pads stay 0.
-        room = normed.new_zeros if ctx.padded else normed.new_empty
-        wide, dq = room(len(normed), 2 * width), room(len(normed), width)
+        wide, dq = (token_room(normed, len(normed), each * width, work=ctx.work) for each in (2, 1))
         dv, dk = (part.unflatten(1, (heads, -1)) for part in wide.chunk(2, dim=1))
         FusedAttention.gradients(
             attention, d_attended.unflatten(1, (heads, -1)), (dq.unflatten(1, (heads, -1)), dk, dv)

@@ -9,6 +9,7 @@ end of the full pairs, end of all pairs, tokens before the targets, blocks of bi
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeGuard
 
 import numpy as np
@@ -142,6 +143,12 @@ class AttentionSchedule:
             self._lists[key] = WorkList(*self._carrier.add(tiles, pairs))
         return self._lists[key]
 
+    @cached_property
+    def device_offsets(self) -> Tensor:
+        """[B + 1] the offsets where the kernels run."""
+        wish = self._note("device_offsets")
+        return self._carrier.add(self._starts)[0] if self._fixed is None else self._filled(wish)[0]
+
     def prepare(self, carrier: Carrier) -> None:
         """Make all that layouts before this one were asked for."""
         self._carrier = carrier
@@ -156,6 +163,8 @@ class AttentionSchedule:
                 side, block, other, room = how
                 for part in [None] if room is None else self.parts(None, room=room):
                     self.tiles(side, block=block, other=other, mask=None, part=part)
+            elif name == "device_offsets":
+                _ = self.device_offsets
             elif name == "bias_store":
                 self.bias_store(None)
             elif name == "table_plan":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.attention.mask import NO_WINDOW, AttentionMask
+from freescale.kernels.attention.pads import token_room
 from freescale.kernels.attention.plan.schedule import AttentionSchedule, Part, Side, has_targets, is_square
 from freescale.kernels.attention.plan.visibility import KeyVisibility
 from freescale.kernels.runtime import CachedLauncher, product_precision
@@ -63,11 +64,8 @@ class Launch:
         self._facts = (*widths, q.dtype, q.is_cuda, self.precision, softmax, seen)
 
     def room_for(self, x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Where kernels write the values of all tokens; pads, which they leave alone, are 0."""
-        dtype = dtype or x.dtype
-        if self.work.room is None:
-            return x.new_empty(shape, dtype=dtype)
-        return x.new_zeros(shape, dtype=dtype)
+        """Where kernels write the values of all tokens."""
+        return token_room(x, *shape, work=self.work, dtype=dtype)
 
     def row_sums(self) -> Tensor:
         """One number a token and head, where softmax needs it."""
