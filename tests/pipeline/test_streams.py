@@ -64,13 +64,16 @@ def leave_by_deadline(rank: int, urgent_first: bool) -> list[str]:
 @pytest.mark.parametrize(
     ("urgent_first", "order"),
     [
-        (True, ["compute", "OL rows", "dense gradients", "NOL gradients"]),
+        (True, ["dense gradients", "OL rows", "NOL gradients"]),
         (False, ["dense gradients", "NOL gradients", "OL rows"]),
     ],
     ids=["urgent traffic passes", "nobody waits for what comes later"],
 )
 def test_streams_let_more_urgent_traffic_pass(urgent_first: bool, order: list[str]) -> None:
-    """Dense sums of a postponed step shared their link with gradients that had a whole step's time."""
+    """Dense sums of a postponed step shared their link with gradients that had a whole step's time.
+
+    They and overlapped rows are both needed where the next forward begins: one behind the other took 1 ms longer.
+    """
     ((*done,),) = run_on_ranks(leave_by_deadline, 1, urgent_first)
     assert [one for one in done if one in order] == order
     assert "compute" in done

@@ -253,8 +253,6 @@ class FlatSum:
             return work.wait
         try:
             with _behind(stream):
-                if stream is not None:
-                    gate.hold(Deadline.DENSE_GRADIENTS, stream)
                 values.copy_(start_all_reduce(self._transport, values).wait())
         finally:
             gate.open(Deadline.DENSE_GRADIENTS)  # ids that the update of rows waits for stand behind it
