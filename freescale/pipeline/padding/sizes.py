@@ -2,7 +2,8 @@
 
 Every size is a recording of its own, and a step whose size is not recorded takes ten times as long as one that is
 replayed; on several ranks all others wait for it. So sizes are few, and known at the start: its first steps
-are planned as they will come, and their tokens covered by as few sizes as pay. Sequences, rows and items have one size.
+are planned as they will come, short last ones of epochs among them, and their tokens covered by as few sizes as pay.
+Sequences, rows and items have one size.
 
     tokens of 32 steps   ··:·::::·:··           sizes   |    |     |        (the last one for what may still come)
 
@@ -16,8 +17,7 @@ any lengths of so many tokens would be too long: they have room for as many pair
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count, islice
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -193,9 +193,9 @@ def foresee_sizes(
         num_parts: micro-batches a step.
         pairs: what bounds the pairs of tokens of a batch.
     """
-    plans = [sampler.plan(step) for step in islice(_whole_steps(sampler), SMALL_BATCHES.looked_at)]
+    plans = [sampler.plan(step) for step in range(SMALL_BATCHES.looked_at)]
     if max(int(sampler.batches.lengths_of(plan.rows).sum()) for plan in plans) >= _LARGE * num_parts:
-        plans = [sampler.plan(step) for step in islice(_whole_steps(sampler), LARGE_BATCHES.looked_at)]
+        plans = [sampler.plan(step) for step in range(LARGE_BATCHES.looked_at)]
     lengths = [sampler.batches.lengths_of(plan.rows) for plan in plans]
     parts = [part for each in lengths for part in _batch_of(each).split(num_parts)]
     read = {max(range(len(plans)), key=lambda step: int(lengths[step].sum()))}
@@ -230,15 +230,6 @@ def foresee_sizes(
         if num_items
         else 0,
     )
-
-
-def _whole_steps(sampler: BalancedSampler) -> Iterator[int]:
-    """Steps, but for the last of each epoch: it may be short, and is padded up to the others."""
-    for step in count():
-        epoch, _ = sampler.batches.locate(step)
-        last = sampler.batches.first_step(epoch + 1) - 1
-        if step < last or sampler.batches.steps_in_epoch(epoch) == 1:
-            yield step
 
 
 def choose_sizes(tokens: Sequence[int]) -> tuple[int, ...]:
