@@ -16,6 +16,7 @@ from freescale.prove.claims import prediction
 from freescale.prove.claims.balance import LessBubble
 from freescale.prove.claims.checkpoints import WrittenAndRead
 from freescale.prove.claims.clocks import Clocks
+from freescale.prove.claims.contention import Contention
 from freescale.prove.claims.even_ranks import EvenRanks
 from freescale.prove.claims.killed_rank import KilledRank
 from freescale.prove.claims.machine import Machine
@@ -255,3 +256,23 @@ def test_ranks_on_gpus_have_a_sample_for_each_of_their_sms(monkeypatch: pytest.M
 def test_links_are_those_of_the_gpu_or_of_an_h100(hardware: str, device: str, cluster: str) -> None:
     profile: Any = SimpleNamespace(hardware=hardware, device=device)
     assert prediction._cluster_of(profile) == cluster
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "sm_free", "sharing", "status"),
+    [
+        (1.01, True, 0, "proven"),
+        (1.2, True, 0, "not proven"),
+        (1.2, True, 4, "not proven"),
+        (1.2, False, 0, "not tried"),
+    ],
+)
+def test_a_gemm_may_lose_little_beside_a_transport_that_takes_no_sm(slowdown, sm_free, sharing, status):
+    one = {"slowdown": slowdown, "gb_s_alone": 40.0, "gb_s_loaded": 30.0, "rate_kept": 0.75}
+    jobs = {"GEMM 4096^3": one, "HSTU layer": {**one, "slowdown": 9.0}}
+    found, says = judged(
+        Contention, {"sm_free": sm_free, "engine": "copies", "sharing": sharing, "jobs": jobs}, {}
+    )
+    assert found == status
+    assert f"{slowdown:.2f} times as long" in says
+    assert ("4 ranks that share a GPU" in says) is (sharing == 4), "why, where it is not the transport"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from freescale.comm.world import Ranks
+from freescale.comm.world import Ranks, virtual_gpus_here
 from freescale.prove.beside import beside, compute_jobs, exchanges
 from freescale.prove.claim import (
     NOT_PROVEN,
@@ -53,6 +53,7 @@ class Contention:
         return {
             "sm_free": transport.sm_free,
             "engine": transport.engine,
+            "sharing": virtual_gpus_here(),
             "jobs": {name: beside(ranks, job, comm, moved) for name, job in jobs.items()},
         }
 
@@ -82,4 +83,8 @@ class Contention:
         if not seen[0]["sm_free"]:
             return [Finding(setting.case, NOT_TRIED, f"it takes SMs and says so; {says}", jobs, table)]
         held = gemm["slowdown"] <= MOST_SLOWDOWN
+        if not held and (sharing := seen[0].get("sharing")):
+            says += (
+                f"; {sharing} ranks that share a GPU move all their rows through its memory, others do not"
+            )
         return [Finding(setting.case, PROVEN if held else NOT_PROVEN, says, jobs, table)]
