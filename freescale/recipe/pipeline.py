@@ -52,7 +52,8 @@ class PipelineSection:
     )
     postpone_mb: float = key(
         2048.0,
-        "memory that inputs and gradients kept for postponed weight gradients may take; the rest is not postponed",
+        "memory that inputs and gradients kept for postponed weight gradients may take, each at most half of it; "
+        "the rest is not postponed",
         at_least=0,
         free=True,
     )

@@ -7,7 +7,9 @@ but its own update. So it can be put off: what it is made of is kept, and it is 
                     └ x, grad kept                     └ x^T grad of every layer, meanwhile
 
 Exact: the same products of the same numbers, added in the same order. What is kept takes memory, so there is a bound:
-beyond it gradients are computed at once.
+beyond it gradients are computed at once, and so is one that would take most of it alone. Those of bias tables are made
+of a number a pair of tokens and head; in a large padded batch these take three times the memory of all that the
+products of their layer need, for half of the time.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+_LARGEST = 0.5
+"""Of the bound, what one gradient may take."""
 
 
 class PostponedGradients:
@@ -58,8 +63,9 @@ class PostponedGradients:
         """Compute a gradient later, from tensors that are kept for it; at once where they are too large."""
         storages = {storage.data_ptr(): storage.nbytes() for storage in map(Tensor.untyped_storage, kept)}
         num_bytes = sum(size for place, size in storages.items() if place not in self._kept)
-        self._could_bytes += num_bytes
-        if self.kept_bytes + num_bytes > self._bound():
+        too_large = num_bytes > _LARGEST * self.most_bytes
+        self._could_bytes += 0 if too_large else num_bytes
+        if too_large or self.kept_bytes + num_bytes > self._bound():
             done = gradient()
             gradient = lambda: done  # noqa: E731
         else:
