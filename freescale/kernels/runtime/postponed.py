@@ -253,7 +253,8 @@ class _Linear(torch.autograd.Function):
         weight_taker.add(lambda: _of_right(grad, x, by_columns).t().to(weight_dtype), x, grad)
         if bias_taker is not None:
             shape, dtype = ctx.bias
-            bias_taker.add(lambda: grad.sum_to_size(shape).to(dtype), grad)
+            # Beside its weight, or at once like it: alone it would keep as much for a sum over tokens.
+            bias_taker.add(lambda: grad.sum_to_size(shape).to(dtype), x, grad)
         return dx, None, None, None, None
 
 

@@ -198,6 +198,8 @@ def foresee_sizes(
         plans = [sampler.plan(step) for step in range(LARGE_BATCHES.looked_at)]
     lengths = [sampler.batches.lengths_of(plan.rows) for plan in plans]
     parts = [part for each in lengths for part in _batch_of(each).split(num_parts)]
+    # In the short last step of an epoch a rank may have none.
+    with_tokens = [part for part in parts if part.num_tokens]
     read = {max(range(len(plans)), key=lambda step: int(lengths[step].sum()))}
     if num_items:
         # Rows of users and of negatives grow with the sequences, not with their tokens.
@@ -210,7 +212,7 @@ def foresee_sizes(
     blocks = 0
     if not pairs.hold(tokens=sizes[-1], samples=samples):
         blocks = pairs.largest(tokens=sizes[-1], samples=samples)
-        kept = [pair_blocks(part.offsets.diff().numpy()) <= blocks for part in parts]
+        kept = [pair_blocks(part.offsets.diff().numpy()) <= blocks for part in with_tokens]
         if sum(kept) < _NEARLY_ALL * len(kept):
             return None
     counts = [rows_of(plans[step]) for step in sorted(read)]
@@ -219,7 +221,8 @@ def foresee_sizes(
         tokens=sizes,
         samples=samples,
         blocks=blocks,
-        long=2 * sum(is_long(_grown(part.offsets.diff().numpy(), pairs.rule)) for part in parts) > len(parts),
+        long=2 * sum(is_long(_grown(part.offsets.diff().numpy(), pairs.rule)) for part in with_tokens)
+        > len(with_tokens),
         rows={
             name: none.rows_for(
                 name, _with_reserve(max(each.rows[name] for each in counts)), table_rows=table_rows[name]

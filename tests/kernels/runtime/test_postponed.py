@@ -72,6 +72,31 @@ def test_what_would_take_most_of_the_room_leaves_it_to_others():
     assert taker.kept_bytes == 100
 
 
+def test_a_bias_comes_with_its_weight():
+    """Where x and grad are too much for a weight, grad alone would fill the room for its bias."""
+    taker, x = PostponedGradients(most_bytes=8000), torch.randn(40, 16)
+    layers = [torch.nn.Linear(16, 16) for _ in range(2)]
+
+    def use(x):
+        for layer in layers:
+            x = linear(x, layer.weight, layer.bias)
+        return x
+
+    with taker.taking():
+        use(x).square().sum().backward()
+    assert taker.num_postponed == taker.kept_bytes == 0
+    taker.compute()
+    wanted = [param.grad.clone() for layer in layers for param in layer.parameters()]
+    roomy = PostponedGradients(most_bytes=FAR)
+    for layer in layers:
+        layer.zero_grad()
+    with roomy.taking():
+        use(x).square().sum().backward()
+    assert roomy.num_postponed == 4
+    roomy.compute()
+    assert_equal([param.grad for layer in layers for param in layer.parameters()], wanted)
+
+
 def test_a_weight_used_twice_and_in_two_backwards_adds_up_in_the_same_order():
     torch.manual_seed(0)
     x, weight = torch.randn(30, 9), torch.randn(9, 9)

@@ -120,6 +120,16 @@ def test_the_short_last_step_of_an_epoch_has_a_size_where_it_comes_often():
     assert sum(map(sizes.tokens_for, tokens)) < 1.02 * sum(tokens)
 
 
+def test_a_rank_without_tokens_in_last_steps_takes_the_kernels_of_the_others():
+    """33 histories in batches of 32: the last step has one, and seven of eight ranks nothing."""
+    lengths = np.random.default_rng(4).integers(4000, 8000, 33)
+    long = []
+    for rank in range(8):
+        sampler = BalancedSampler(lengths, global_batch=32, num_ranks=8, rank=rank, seed=3)
+        long.append(foresee_sizes(sampler, rows_of=rows_of, table_rows={"item": TABLE_ROWS}).long)
+    assert long == [True] * 8
+
+
 def test_sizes_are_never_more_than_can_be_recorded():
     spread = np.random.default_rng(2).integers(40_000, 260_000, 64).tolist()
     chosen = choose_sizes(spread)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 _SHOW = signal.SIGUSR2
 
-_OURS = __name__.partition(".")[0]
+_OURS = f"/{__name__.partition('.')[0]}/"
+_LIBRARIES = re.compile(r"/(?:site-packages|dist-packages|lib/python[\d.]+)(?=/)")
+_ERROR = "Fatal Python error"
 _MET = "Current thread"
 _THREAD = re.compile(rf"^({_MET}|Thread) 0x.*\(most recent call first\):$", re.MULTILINE)
 _CALL = re.compile(r'\s*File "(.+)", line (\d+) in (.+)')
@@ -46,6 +48,7 @@ def thread_met(words: str) -> str:
 
     Where that was a thread of a library, which Python does not know, that of the main one, which comes last.
     """
+    words = words[max(0, words.rfind(_ERROR)) :]  # it may have shown its threads before, when it was asked to
     threads = list(_THREAD.finditer(words))
     met = [thread for thread in threads if thread[1] == _MET] or threads
     return words[met[-1].start() :].partition("\n\n")[0] if met else ""
@@ -57,7 +60,12 @@ def place_met(words: str, *, most: int = 6) -> str:
     calls = [call for call in map(_CALL.match, stack.splitlines()) if call]
     if not calls:
         return ""
-    own = next((number for number, call in enumerate(calls) if f"/{_OURS}/" in call[1]), 0)
+    own = next((number for number, call in enumerate(calls) if _is_ours(call[1])), 0)
     told = [f"{Path(call[1]).name}:{call[2]} {call[3]}" for call in calls]
     where = " < ".join([*told[:most], *(["...", told[own]] if own >= most else [])])
     return f"in {where}" if stack.startswith(_MET) else f"in a library's thread, while Python was in {where}"
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a file is of this package, wherever that and its libraries lie: in a clone of its name, often."""
+    return _OURS in _LIBRARIES.split(path)[-1]
