@@ -56,19 +56,21 @@ def test_products_have_the_bits_of_autograd(tokens, inner, outer, dtype, bias, b
 
 def test_what_would_take_most_of_the_room_leaves_it_to_others():
     """Kept scores of one layer took what the products of three others need."""
-    taker, small, large = PostponedGradients(most_bytes=1000), torch.zeros(25), torch.zeros(126)
+    taker, computed = PostponedGradients(most_bytes=1000), []
     weights = [torch.zeros(1, requires_grad=True) for _ in range(4)]
-    computed = []
-    for number, weight in enumerate(weights):
-        kept = large if number == 1 else small.clone()
-        taker.add(weight, lambda number=number: computed.append(number) or torch.ones(1), kept)
+    kept = [torch.zeros(size) for size in (25, 126, 25, 25)]
+
+    def add_all():
+        for number, weight in enumerate(weights):
+            taker.add(weight, lambda number=number: computed.append(number) or torch.ones(1), kept[number])
+
+    add_all()
     assert computed == [1]
     assert taker.kept_bytes == 300
     taker.compute()
     assert all(weight.grad == 1 for weight in weights)
     taker.share = 0.5  # of what could be kept: not of what is too large for that
-    for weight in weights:
-        taker.add(weight, lambda: torch.ones(1), large if weight is weights[1] else small.clone())
+    add_all()
     assert taker.kept_bytes == 100
 
 
