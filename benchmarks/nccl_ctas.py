@@ -15,7 +15,7 @@ import torch.distributed as dist
 from freescale.comm.transport import Transport
 from freescale.comm.transports.kinds.collective import CollectiveRoute, CollectiveTransport
 from freescale.comm.world.facts import GroupFacts
-from freescale.comm.world.nccl import MAX_CTAS
+from freescale.comm.world.shared_gpu.nccl import MAX_CTAS
 from freescale.registry import register
 
 CTAS = (1, 2, 4, 8, 16, 32)

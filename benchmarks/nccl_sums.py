@@ -33,8 +33,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from freescale.comm.world.gpu_sharing import virtual_gpus
-from freescale.comm.world.nccl import loaded_nccl
+from freescale.comm.world.shared_gpu.nccl import loaded_nccl
+from freescale.comm.world.shared_gpu.shares import virtual_gpus
 
 SIZES = (1_310_720, 4_203_137, 9_472_516)
 """Numbers of a sum: two buckets and all dense gradients of an HSTU of 4 x 512."""

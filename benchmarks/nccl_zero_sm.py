@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from freescale.comm.transports.nccl_library import LibraryWindow, OwnCommunicator, all_to_all
-from freescale.comm.world.gpu_sharing import virtual_gpus
-from freescale.comm.world.nccl import MAX_CTAS, loaded_nccl
+from freescale.comm.world.shared_gpu.nccl import MAX_CTAS, loaded_nccl
+from freescale.comm.world.shared_gpu.shares import virtual_gpus
 from freescale.prove.hog import Hog
 
 WAYS = ("all-to-all, zero CTAs", "all-to-all, default", "puts with signals")

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from freescale.comm.world.gpu_sharing import virtual_gpus
 from freescale.comm.world.launcher import launch
+from freescale.comm.world.shared_gpu.shares import virtual_gpus
 from freescale.errors import FreeScaleError
 from freescale.trace.metrics_log import Event, step_of
 from freescale.trace.time_account import Account, account_of

@@ -27,8 +27,8 @@ import torch
 
 from freescale.comm.transports.registry import make_transport
 from freescale.comm.world import launcher as launcher
-from freescale.comm.world.gpu_sharing import virtual_gpus
 from freescale.comm.world.ranks import Ranks, join_ranks
+from freescale.comm.world.shared_gpu.shares import virtual_gpus
 from freescale.errors import FreeScaleError
 from freescale.prove.soak import Checker, Soak
 

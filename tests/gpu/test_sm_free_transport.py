@@ -24,9 +24,9 @@ from freescale.comm.rings.cuda_driver import CudaDriver
 from freescale.comm.rings.rounds import GPU_CUT
 from freescale.comm.transport import Transport
 from freescale.comm.transports.registry import make_transport
-from freescale.comm.world.gpu_sharing import virtual_gpus_here
 from freescale.comm.world.launcher import QUEUES
 from freescale.comm.world.ranks import backend_for
+from freescale.comm.world.shared_gpu.shares import virtual_gpus_here
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from freescale.comm.world.gpu_sharing import can_share
-from freescale.comm.world.mps import PREFIX
+from freescale.comm.world.shared_gpu.mps import PREFIX
+from freescale.comm.world.shared_gpu.shares import can_share
 from tests.small_run import SMALL
 
 pytestmark = [

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from freescale.app.cli import app
 from freescale.balance.costs.cost_fit import MeasuredStep
-from freescale.comm.world.gpu_sharing import Shared
+from freescale.comm.world.shared_gpu.shares import Shared
 from freescale.errors import ConfigError, TrainingError
 from freescale.profiling import measure
 from freescale.profiling.side_by_side import InARun, SideBySide, measure_side_by_side

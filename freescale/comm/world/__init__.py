@@ -7,12 +7,6 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.comm.world.background_poll import poll_in_background
     from freescale.comm.world.clocks import SharedClock
-    from freescale.comm.world.environment import (
-        Membership,
-        launched_by,
-        own_membership,
-        publish_membership,
-    )
     from freescale.comm.world.facts import (
         GroupFacts,
         gather_facts,
@@ -20,17 +14,32 @@ if TYPE_CHECKING:
         own_facts,
         sharing_machine,
     )
-    from freescale.comm.world.gpu_sharing import can_share, check_request, virtual_gpus, virtual_gpus_here
     from freescale.comm.world.launcher import as_rank, end_with_launcher, launch
-    from freescale.comm.world.mps import is_mps_client
-    from freescale.comm.world.nccl import loaded_nccl, no_shared_nccl
-    from freescale.comm.world.nccl_trial import try_shared_nccl
-    from freescale.comm.world.network import choose_interface
-    from freescale.comm.world.nodes import Nodes, check_start, nodes_asked_for
-    from freescale.comm.world.private_sockets import PrivateListener, call
+    from freescale.comm.world.meeting import (
+        Membership,
+        Nodes,
+        PrivateListener,
+        call,
+        check_start,
+        choose_interface,
+        launched_by,
+        nodes_asked_for,
+        own_membership,
+        publish_membership,
+        send_word,
+    )
     from freescale.comm.world.processes import Processes, RanksEndedError, naming_the_ended, other_processes
     from freescale.comm.world.ranks import Ranks, all_reduce, device_name, join_ranks, one_rank, pick_device
-    from freescale.comm.world.rendezvous import send_word
+    from freescale.comm.world.shared_gpu import (
+        can_share,
+        check_request,
+        is_mps_client,
+        loaded_nccl,
+        no_shared_nccl,
+        try_shared_nccl,
+        virtual_gpus,
+        virtual_gpus_here,
+    )
     from freescale.comm.world.watch import (
         end_process,
         in_words,

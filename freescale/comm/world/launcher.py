@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO, NoReturn, cast
 
-from freescale.comm.world.nodes import Nodes
+from freescale.comm.world.meeting import Nodes
 from freescale.comm.world.watch import (
     BEAT_S,
     LINE,

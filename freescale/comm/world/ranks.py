@@ -17,15 +17,24 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm import open_privately, supports_device
-from freescale.comm.world.environment import Membership, own_membership, publish_membership
 from freescale.comm.world.facts import RankFacts, gather_facts
-from freescale.comm.world.gpu_sharing import memory_fraction, virtual_gpus_here
 from freescale.comm.world.launcher import CPU_THREADS, QUEUES, RENDEZVOUS
-from freescale.comm.world.mps import is_mps_client
-from freescale.comm.world.nccl import loaded_nccl, no_shared_nccl
-from freescale.comm.world.network import choose_interface
-from freescale.comm.world.open_files import allow_open_files
-from freescale.comm.world.rendezvous import Meeting, store_of_launcher
+from freescale.comm.world.meeting import (
+    Meeting,
+    Membership,
+    allow_open_files,
+    choose_interface,
+    own_membership,
+    publish_membership,
+    store_of_launcher,
+)
+from freescale.comm.world.shared_gpu import (
+    is_mps_client,
+    loaded_nccl,
+    memory_fraction,
+    no_shared_nccl,
+    virtual_gpus_here,
+)
 from freescale.comm.world.time_limit import within
 from freescale.comm.world.watch import Watch, open_watch, say, show_stacks_of_errors
 from freescale.errors import FreeScaleError, Preempted, TrainingError

@@ -97,7 +97,7 @@ def test_auto_says_what_speaks_against_everything(monkeypatch: pytest.MonkeyPatc
 def test_a_named_transport_is_refused_with_its_reason(
     name: str, where: GroupFacts, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freescale.comm.world.nccl.loaded_nccl", lambda: (2, 28, 9))
+    monkeypatch.setattr("freescale.comm.world.shared_gpu.nccl.loaded_nccl", lambda: (2, 28, 9))
     with pytest.raises(TrainingError, match=f"comm.transport={name} cannot be used here") as caught:
         open_route(name, None, where, 1.0)  # type: ignore[arg-type]
     assert reason in str(caught.value)
@@ -105,7 +105,7 @@ def test_a_named_transport_is_refused_with_its_reason(
 
 @pytest.mark.usefixtures("with_driver")
 def test_ranks_that_share_a_gpu_may_name_nccl_from_2_30_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freescale.comm.world.nccl.loaded_nccl", lambda: (2, 31, 2))
+    monkeypatch.setattr("freescale.comm.world.shared_gpu.nccl.loaded_nccl", lambda: (2, 31, 2))
     assert find_transport_kind("collective").why_not(facts("g0", "g0")) is None
     assert pick(facts("g0", "g0"))[0] == "copy_engine"  # it takes no SM
     monkeypatch.setenv("FREESCALE_SHARED_NCCL", "0")

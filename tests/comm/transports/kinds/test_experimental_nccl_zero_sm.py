@@ -26,7 +26,7 @@ def test_the_transport_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(nccl_zero_sm, "nccl_version", lambda: (2, 28, 9))
     monkeypatch.delenv("NCCL_CTA_POLICY", raising=False)
     assert nccl_zero_sm.NcclZeroSmRoute.why_not(facts_of()) is None
-    monkeypatch.setattr("freescale.comm.world.nccl.loaded_nccl", lambda: (2, 28, 9))
+    monkeypatch.setattr("freescale.comm.world.shared_gpu.nccl.loaded_nccl", lambda: (2, 28, 9))
     assert "one rank a GPU" in (nccl_zero_sm.NcclZeroSmRoute.why_not(facts_of(shared=True)) or "")
     assert "gloo" in (nccl_zero_sm.NcclZeroSmRoute.why_not(facts_of(backend="gloo")) or "")
     assert "several machines" in (nccl_zero_sm.NcclZeroSmRoute.why_not(facts_of(machines=2)) or "")

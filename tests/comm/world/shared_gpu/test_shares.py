@@ -14,18 +14,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.comm.world import gpu_sharing as module
 from freescale.comm.world import launcher as launch_module
 from freescale.comm.world import ranks
-from freescale.comm.world.gpu_sharing import Gpu, check_request, first_visible, sm_percentage, virtual_gpus
 from freescale.comm.world.launcher import launch
-from freescale.comm.world.mps import PREFIX
+from freescale.comm.world.shared_gpu import shares as module
+from freescale.comm.world.shared_gpu.mps import PREFIX
+from freescale.comm.world.shared_gpu.shares import (
+    Gpu,
+    check_request,
+    first_visible,
+    sm_percentage,
+    virtual_gpus,
+)
 from freescale.errors import TrainingError
 from tests.comm import fake_mps
 
 pytestmark = pytest.mark.timed
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 H200 = Gpu("NVIDIA H200", num_sms=132, memory_gib=140.0)
 
 # Stands in for the interpreter: instead of `-m freescale PROGRAM` it runs PROGRAM itself.
@@ -210,7 +216,7 @@ LAUNCH = f"""
 import signal, sys; sys.path.insert(0, {str(REPOSITORY)!r})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell has it ignored
 from freescale.comm.world.launcher import launch
-from freescale.comm.world.gpu_sharing import Gpu, virtual_gpus
+from freescale.comm.world.shared_gpu.shares import Gpu, virtual_gpus
 with virtual_gpus(2, gpu=Gpu("GPU", 132, 140.0)) as shared:
     sys.executable = sys.argv[1]
     program = "open(os.environ['SEEN'] + str(rank), 'w').close(); time.sleep(120)"

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from freescale.comm.world import mps
-from freescale.comm.world.mps import MpsError, clear_leftovers, mps_daemon
+from freescale.comm.world.shared_gpu import mps
+from freescale.comm.world.shared_gpu.mps import MpsError, clear_leftovers, mps_daemon
 from tests.comm import fake_mps
 
 pytestmark = pytest.mark.timed
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MPS exists on Linux only")
 
@@ -105,7 +105,7 @@ def test_two_at_a_time_do_not_clear_each_other_away(tmp_path, monkeypatch):
 HOLD = f"""
 import signal, sys, time; sys.path.insert(0, {str(REPOSITORY)!r})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell has it ignored
-from freescale.comm.world.mps import ended_by_signals, mps_daemon
+from freescale.comm.world.shared_gpu.mps import ended_by_signals, mps_daemon
 with ended_by_signals(), mps_daemon(visible="0"):
     print("up", flush=True)
     time.sleep(120)

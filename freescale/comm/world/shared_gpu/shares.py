@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from freescale.comm.world.mps import MpsError, ended_by_signals, mps_daemon
-from freescale.comm.world.nccl import sharing_variables
+from freescale.comm.world.shared_gpu.mps import MpsError, ended_by_signals, mps_daemon
+from freescale.comm.world.shared_gpu.nccl import sharing_variables
 from freescale.errors import TrainingError
 
 NUM_VIRTUAL_GPUS = "FREESCALE_VIRTUAL_GPUS"

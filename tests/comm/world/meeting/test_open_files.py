@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from freescale.comm.world.open_files import EACH_RANK, OWN, allow_open_files
+from freescale.comm.world.meeting.open_files import EACH_RANK, OWN, allow_open_files
 from freescale.errors import FreeScaleError
 
 UNLIMITED = resource.RLIM_INFINITY

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from freescale.comm.world import environment as module
-from freescale.comm.world.environment import (
+from freescale.comm.world.meeting import environment as module
+from freescale.comm.world.meeting.environment import (
     DEFAULT_PORT,
     Membership,
     first_host,

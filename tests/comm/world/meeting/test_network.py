@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from freescale.comm.world import network
-from freescale.comm.world.environment import Membership
-from freescale.comm.world.network import choose_interface
+from freescale.comm.world.meeting import network
+from freescale.comm.world.meeting.environment import Membership
+from freescale.comm.world.meeting.network import choose_interface
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 WHO = Membership(
     launcher="torchrun", rank=2, num_ranks=4, local_rank=0, local_num_ranks=2, master="node-a", port=29500
 )

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from freescale.comm.world import nccl, ranks
+from freescale.comm.world import ranks
 from freescale.comm.world.ranks import backend_for
+from freescale.comm.world.shared_gpu import nccl
 from freescale.errors import TrainingError
 
 
@@ -104,11 +105,11 @@ def test_a_preloaded_library_is_the_one_that_answers(tmp_path: Path):
     library = tmp_path / "libnccl.so.2"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
     # In a process of its own: a library that is mapped once would be taken for torch's by every test after this one.
-    code = "from freescale.comm.world import nccl; print(nccl._version_of(None))"
+    code = "from freescale.comm.world.shared_gpu import nccl; print(nccl._version_of(None))"
     for environment, answer in (({"LD_PRELOAD": str(library)}, "(2, 31, 2)"), ({}, "None")):
         done = subprocess.run(
             [sys.executable, "-c", code],
-            env={"PYTHONPATH": str(Path(nccl.__file__).parents[3]), **environment},
+            env={"PYTHONPATH": str(Path(nccl.__file__).parents[4]), **environment},
             capture_output=True,
             text=True,
             check=True,

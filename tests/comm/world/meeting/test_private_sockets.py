@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from freescale.comm.world.private_sockets import PrivateListener, call
+from freescale.comm.world.meeting.private_sockets import PrivateListener, call
 from tests.other_user import as_other_user, only_root, unix_names
 
 pytestmark = pytest.mark.timed
@@ -105,7 +105,7 @@ def test_ranks_that_do_not_come_are_named():
 
 
 def test_a_silent_caller_is_forgotten_after_a_while(monkeypatch):
-    monkeypatch.setattr("freescale.comm.world.private_sockets._HELLO_S", 0.05)
+    monkeypatch.setattr("freescale.comm.world.meeting.private_sockets._HELLO_S", 0.05)
     with PrivateListener(2) as listener:
         silent = socket.socket(socket.AF_UNIX)
         silent.connect(listener.name.split()[0])
@@ -119,6 +119,6 @@ def test_a_silent_caller_is_forgotten_after_a_while(monkeypatch):
 
 
 def test_a_stranger_who_listens_is_not_talked_to(tmp_path, monkeypatch):
-    monkeypatch.setattr("freescale.comm.world.private_sockets.user_of", lambda connection: 12345)
+    monkeypatch.setattr("freescale.comm.world.meeting.private_sockets.user_of", lambda connection: 12345)
     with PrivateListener(1) as listener, pytest.raises(PermissionError, match="another user listens"):
         call(listener.name, rank=1, timeout_s=5)

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from freescale.comm.world import launcher, network, nodes
-from freescale.comm.world.nodes import Nodes, check_start, nodes_asked_for
+from freescale.comm.world import launcher
+from freescale.comm.world.meeting import network, nodes
+from freescale.comm.world.meeting.nodes import Nodes, check_start, nodes_asked_for
 from freescale.errors import TrainingError
 
 SLURM = {
