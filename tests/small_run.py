@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.world.ranks import Ranks
+from freescale.comm.world import Ranks, whole_tensor
 from freescale.model import Recommender
 from freescale.recipe import build_run, build_source, load_config
 from freescale.train.log.events import Progress
@@ -89,7 +89,7 @@ def full_tensors(run: Run) -> dict[str, Any]:
     """Every tensor of the run, whole, as numpy arrays."""
     whole = {}
     for name, value in run_tensors(run).items():
-        value = value.full_tensor() if hasattr(value, "full_tensor") else value
+        value = whole_tensor(value)
         value = value.float() if value.dtype == torch.bfloat16 else value
         whole[name] = value.detach().cpu().numpy().copy()
     return whole

@@ -128,9 +128,8 @@ class _SampledSoftmax(torch.autograd.Function):
         d_states = token_room(states, *states.shape, work=ctx.layout.work)
         # Of every target, then of every negative: the gradient it gives to its row at unit length.
         d_units = states.new_empty(num_tokens + negative.numel(), width, dtype=tensors["Logits"].dtype)
-        clear_pads(
-            d_units[:num_tokens], ctx.layout.work
-        )  # pads name a row; what it gets may be multiplied further
+        # Pads name a row; what it gets may be multiplied further.
+        clear_pads(d_units[:num_tokens], ctx.layout.work)
         given = {**tensors, "DLoss": grad, "DStates": d_states, "DUnits": d_units}
         start_kernel(
             kernels.state_gradient_kernel, (tensors["Tiles"].shape[0],), given, {"beta": ctx.beta}, ctx.shape

@@ -194,9 +194,10 @@ def foresee_sizes(
         pairs: what bounds the pairs of tokens of a batch.
     """
     plans = [sampler.plan(step) for step in range(SMALL_BATCHES.looked_at)]
-    if max(int(sampler.batches.lengths_of(plan.rows).sum()) for plan in plans) >= _LARGE * num_parts:
-        plans = [sampler.plan(step) for step in range(LARGE_BATCHES.looked_at)]
     lengths = [sampler.batches.lengths_of(plan.rows) for plan in plans]
+    if max(int(each.sum()) for each in lengths) >= _LARGE * num_parts:
+        plans += [sampler.plan(step) for step in range(len(plans), LARGE_BATCHES.looked_at)]
+        lengths += [sampler.batches.lengths_of(plan.rows) for plan in plans[len(lengths) :]]
     parts = [part for each in lengths for part in _batch_of(each).split(num_parts)]
     # In the short last step of an epoch a rank may have none.
     with_tokens = [part for part in parts if part.num_tokens]

@@ -64,7 +64,7 @@ class Launch:
         self._facts = (*widths, q.dtype, q.is_cuda, self.precision, softmax, seen)
 
     def room_for(self, x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Where kernels write the values of all tokens."""
+        """Where kernels write the values of all tokens; pads are 0."""
         return token_room(x, *shape, work=self.work, dtype=dtype)
 
     def row_sums(self) -> Tensor:
