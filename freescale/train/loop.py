@@ -118,10 +118,10 @@ def learn(run: Run, covered: Covered, reports: StepReports) -> None:
 
 
 def tell_stories(run: Run, step: int) -> None:
-    """What kept steps from being replayed, on this rank and on those where it was much, and what watches took."""
+    """What kept steps from being replayed, on this rank and on those where it was much; what had no room; watches."""
     own = run.train_step.captured_share(), run.train_step.capture_story()
     stories = gather(own, group=run.ranks.control, what="tell stories")
-    told = [stories[0][1], run.accounts.watch_story]
+    told = [stories[0][1], run.train_step.postpone_story(), run.accounts.watch_story]
     for rank, (share, story) in enumerate(stories):
         if share is not None and share < (stories[0][0] or 0) - _LESS:
             told.append(f"rank {rank}: {story}")

@@ -33,7 +33,8 @@ class PostponedGradients:
     """Gradients of weights that a backward has left to be computed.
 
     Args:
-        most_bytes: what inputs and gradients that are kept for them may take.
+        most_bytes: what inputs and gradients that are kept for them may take. `num_without_room` counts those that
+            did not fit, beside `num_postponed`.
 
     `share` of what could be kept is: 1 postpones everything, 0 nothing; top layers, whose turn comes first, go before
     others. What could be kept is known from the backward before.
@@ -47,6 +48,7 @@ class PostponedGradients:
         self._could_before: int | None = None
         self.most_kept_bytes = 0
         self.num_postponed = 0
+        self.num_without_room = 0
         self._waiting: dict[Tensor, list[Callable[[], Tensor]]] = {}
         self._kept: set[int] = set()
 
@@ -65,6 +67,7 @@ class PostponedGradients:
         num_bytes = sum(size for place, size in storages.items() if place not in self._kept)
         too_large = num_bytes > _LARGEST * self.most_bytes
         self._could_bytes += 0 if too_large else num_bytes
+        self.num_without_room += too_large or self.kept_bytes + num_bytes > self.most_bytes
         if too_large or self.kept_bytes + num_bytes > self._bound():
             done = gradient()
             gradient = lambda: done  # noqa: E731

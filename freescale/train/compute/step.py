@@ -16,7 +16,7 @@ from freescale.data import SequenceBatch
 from freescale.embedding import EmbeddingTable
 from freescale.errors import TrainingError
 from freescale.kernels.dropout import key_of_step
-from freescale.kernels.runtime import Readback, on_device
+from freescale.kernels.runtime import PostponedGradients, Readback, on_device
 from freescale.model import Recommender, dropout_step
 from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
@@ -304,8 +304,20 @@ class TrainStep:
 
     def postponed_mb(self) -> float:
         """The most that was kept for postponed weight gradients so far, in MiB."""
+        return max((taker.most_kept_bytes for taker in self._takers()), default=0) / (1 << 20)
+
+    def postpone_story(self) -> str | None:
+        """How many weight gradients had no room to wait in; None where all had, or none was to wait."""
+        without = sum(taker.num_without_room for taker in self._takers() if taker.most_bytes)
+        if not without:
+            return None
+        share = without / (without + sum(taker.num_postponed for taker in self._takers()))
+        what = "what they are made of is too large for pipeline.postpone_mb"
+        return f"{share:.0%} of the weight gradients were computed at once, not postponed: {what}"
+
+    def _takers(self) -> list[PostponedGradients]:
         takers = (self._split, None if self._padded is None else self._padded.later)
-        return max((by.postponed.most_kept_bytes for by in takers if by is not None), default=0) / (1 << 20)
+        return [by.postponed for by in takers if by is not None]
 
     def captured_share(self) -> float | None:
         """Of all batches those that were replayed; None where none could be."""

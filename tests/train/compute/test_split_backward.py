@@ -205,21 +205,25 @@ def test_how_much_is_postponed_is_found_out_and_agreed(tmp_path: Path) -> None:
     assert [(each["share"], each["ms"]) for each in second] == [(decided["share"], decided["ms"])]
 
 
-def kept(rank: int, megabytes: float) -> tuple[int, int]:
+def kept(rank: int, megabytes: float) -> tuple[int, int, str | None]:
     run, _ = make_run((*MODELS["llama"], POSTPONED, f"pipeline.postpone_mb={megabytes}", "run.steps=2"))
     with run.open_schedule(0) as schedule:
         for ready in schedule:
             run.train_step.run(ready, schedule)
     split = run.train_step._split
     assert split is not None
-    return split.postponed.num_postponed, split.postponed.most_kept_bytes
+    return split.postponed.num_postponed, split.postponed.most_kept_bytes, run.train_step.postpone_story()
 
 
 def test_what_is_kept_has_a_bound() -> None:
-    [(unbounded, most), _] = run_on_ranks(kept, 2, 64)
+    [(unbounded, most, story), _] = run_on_ranks(kept, 2, 64)
+    assert story is None
     assert unbounded == 2 * 2 * 4  # two steps of two layers with four products each
     bound = most // 2 / 2**20
-    [(bounded, most), _] = run_on_ranks(kept, 2, bound)
+    [(bounded, most, story), _] = run_on_ranks(kept, 2, bound)
+    without = 1 - bounded / unbounded
+    assert story is not None, "it was asked for, and not done"
+    assert story.startswith(f"{without:.0%} of the weight gradients were computed at once")
     assert 0 < bounded < unbounded
     assert most <= bound * 2**20
 
