@@ -191,11 +191,14 @@ def dropout_step(key: Tensor | int) -> Iterator[None]:
         key: of the step. As a tensor, [1] int64 on the model's device, it is read where it lies: work that was recorded
             draws other masks when it is filled with another key.
     """
-    token = _step.set(_Step(key))
+    step = _Step(key)
+    token = _step.set(step)
     try:
         yield
     finally:
         _step.reset(token)
+        # It knows the step, too: both, and all tensors of a batch, would stay until Python looks for such circles.
+        step.batch = None
 
 
 @contextmanager

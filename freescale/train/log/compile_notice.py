@@ -65,7 +65,10 @@ def telling_of_compilation(tell: Callable[[str], None], *, look_s: float = _LOOK
 
 def _at_work() -> _Compiler | None:
     """The compiler that some thread is inside of."""
-    frames = list(sys._current_frames().values())
+    own = threading.get_ident()
+    # Without this function's own frame: in its own list it would keep itself, and with it all tensors that the step was
+    # computing when it was looked at, until Python looks for such circles.
+    frames = [frame for thread, frame in sys._current_frames().items() if thread != own]
     return next((each for each in _COMPILERS if any(_is_in(frame, each) for frame in frames)), None)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from types import FunctionType
 
 import pytest
@@ -44,3 +46,24 @@ def test_compilers_are_told_of(filename, seconds, times, monkeypatch):
     what = "loops for this CPU" if "numba" in filename else "kernels for this GPU"
     assert all(text.startswith(f"compiling {what}") and "/fast/disk" in text for text in texts)
     assert not any(thread.name == "compile notice" for thread in threading.enumerate())
+
+
+def test_a_look_holds_on_to_nothing():
+    """Frames of a step that were looked at kept its activations, gigabytes of a GPU, until the next collection."""
+
+    class Activations:
+        pass
+
+    def step(looked: threading.Event) -> weakref.ref[Activations]:
+        held = Activations()
+        looked.wait(0.1)
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with telling_of_compilation(lambda text: None, look_s=0.005):
+            left = [each for each in (step(threading.Event()) for _ in range(5)) if each() is not None]
+    finally:
+        gc.enable()
+    assert left == []
