@@ -10,6 +10,8 @@ from freescale.recipe.reading.keys import key
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
+
     from freescale.balance import BalancedSampler
     from freescale.comm.traffic import Gate
     from freescale.comm.world import Ranks
@@ -50,10 +52,10 @@ class PipelineSection:
         "compute gradients of weights while overlapped rows travel; auto: as many of them as make steps fastest",
         free=True,
     )
-    postpone_mb: float = key(
-        2048.0,
+    postpone_mb: float | None = key(
+        None,
         "memory that inputs and gradients kept for postponed weight gradients may take, each at most half of it; "
-        "the rest is not postponed",
+        "the rest is not postponed; null: a quarter of what a GPU has left when training begins (a CPU: 2048)",
         at_least=0,
         free=True,
     )
@@ -113,9 +115,17 @@ def postpone_bytes(
                 f"all weights are updated before the next forward begins, not layer by layer in it: the encoder "
                 f"{config.model.kind} does not say `calls_layers`",
             )
-        return int(config.pipeline.postpone_mb * (1 << 20))
+        return _room_to_postpone(config, ranks.device)
     progress.notice(0, f"weight gradients in the plain order, not postponed: {reason}")
     return None
+
+
+def _room_to_postpone(config: Config, device: torch.device) -> int:
+    from freescale.kernels.runtime import free_bytes
+
+    if config.pipeline.postpone_mb is not None:
+        return int(config.pipeline.postpone_mb * (1 << 20))
+    return free_bytes(device) // 4 if device.type == "cuda" else 2 << 30
 
 
 def postpone_share(config: Config, ranks: Ranks, switch: Switch, *, postpones: bool) -> PostponeShare | None:

@@ -27,21 +27,23 @@ from torch.nn import functional as F
 
 _LARGEST = 0.5
 """Of the bound, what one gradient may take."""
+_LEAST = 1 << 26
+"""Bytes; a lower bound puts off next to nothing."""
 
 
 class PostponedGradients:
     """Gradients of weights that a backward has left to be computed.
 
     Args:
-        most_bytes: what inputs and gradients that are kept for them may take. `num_without_room` counts those that
-            did not fit, beside `num_postponed`.
+        most_bytes: what inputs and gradients that are kept for them may take; `wanted_bytes` is what it was at first.
+            `num_without_room` counts those that did not fit, beside `num_postponed`.
 
     `share` of what could be kept is: 1 postpones everything, 0 nothing; top layers, whose turn comes first, go before
     others. What could be kept is known from the backward before.
     """
 
     def __init__(self, *, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
+        self.most_bytes = self.wanted_bytes = most_bytes
         self.share = 1.0
         self.kept_bytes = 0
         self._could_bytes = 0
@@ -77,6 +79,15 @@ class PostponedGradients:
             self.most_kept_bytes = max(self.most_kept_bytes, self.kept_bytes)
             self.num_postponed += 1
         self._waiting.setdefault(weight, []).append(gradient)
+
+    def keep_less(self) -> bool:
+        """Three quarters of what was kept so far, from now on; False where that was nothing."""
+        if not self.most_kept_bytes:
+            return False
+        less = self.most_kept_bytes * 3 // 4
+        self.most_bytes = less if less >= _LEAST else 0
+        self.most_kept_bytes = self.num_postponed = self.num_without_room = 0
+        return True
 
     @property
     def waiting(self) -> list[Tensor]:

@@ -362,7 +362,8 @@ class PaddedCompute:
         # what it leaves is overwritten by the step to come.
         if self._late is not None:
             self._late.settle()
-        if not self._recorder.try_out(lambda: self._try_all(room, padded.views), size=padded.num_tokens):
+        work = partial(self._try_all, room, padded.views)
+        if not self._recorder.try_out(work, size=padded.num_tokens, shrink=self._postpone_less):
             return _FAILED
         views = again.views  # in which nothing has been worked out yet, so that all of it is recorded
         views.layout.seal()
@@ -381,6 +382,10 @@ class PaddedCompute:
         if self.later is not None:
             for num_weights, _ in self.later.groups(self._direct):
                 self.later.compute(num_weights)
+
+    def _postpone_less(self) -> bool:
+        """Keep less for gradients that are put off; False where that is nothing already."""
+        return self.later is not None and self.later.postponed.keep_less()
 
     def _record_compute(self, room: RowRoom, views: PaddedViews) -> Sequence[CutGraph] | None:
         """One graph; or several, cut where weights may have to be updated between them."""

@@ -110,30 +110,42 @@ class Recorder:
         """Whether recordings are made."""
         return self._on_gpu and self._failures < _MOST_FAILURES
 
-    def try_out(self, work: Callable[[], None], *, size: int) -> bool:
+    def try_out(
+        self, work: Callable[[], None], *, size: int, shrink: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Do the work as usual, and find out whether there is room to record it; else nothing is recorded any more.
 
         Args:
             work: what is to be recorded.
             size: of its batch; what is smaller than one that had room is not asked again.
+            shrink: lets the work take less memory, for another try; False where it cannot.
         """
-        try:
-            if size <= self._had_room or not self._on_gpu:
-                work()
+        while True:
+            found = self._tried(work, size)
+            if found is None:
                 return True
-            if self._available is None:
-                self._available = memory_of(self._device).available
-            needed = self._needed(work)
-            found = f"{needed / 2**30:.1f} GiB a step, and {self._available / 2**30:.1f} GiB were left"
-            if self._available >= _ROOM * needed:
-                self._had_room = size
-                return True
-        except RuntimeError as error:
-            # Of any library that finds too little memory; what else it may be comes again when the step is computed.
-            found = _first_line(error)
+            if not shrink():
+                break
         self._failures = _MOST_FAILURES
         self.give_up(f"recordings would take too much memory beside the steps ({found})")
         return False
+
+    def _tried(self, work: Callable[[], None], size: int) -> str | None:
+        """What was missing; None where there is room."""
+        try:
+            if size <= self._had_room or not self._on_gpu:
+                work()
+                return None
+            if self._available is None:
+                self._available = memory_of(self._device).available
+            needed = self._needed(work)
+        except RuntimeError as error:
+            # Of any library that finds too little memory; what else it may be comes again when the step is computed.
+            return _first_line(error)
+        if self._available >= _ROOM * needed:
+            self._had_room = size
+            return None
+        return f"{needed / 2**30:.1f} GiB a step, and {self._available / 2**30:.1f} GiB were left"
 
     def _needed(self, work: Callable[[], None]) -> int:
         """What it takes at its peak."""

@@ -273,6 +273,10 @@ class TrainStep:
         """What can be done where the memory of the GPU was not enough."""
         held = 0 if self._recorder is None else self._recorder.held_bytes
         first = f"run.capture=off frees {held / 2**30:.1f} GiB of recordings; " if held else ""
+        if kept := self.postponed_mb():
+            first += (
+                f"pipeline.postpone_mb={kept / 2:.0f} keeps half as much for postponed weight gradients; "
+            )
         samples = f"{len(ready.batch):,} samples with {ready.batch.num_tokens:,} tokens"
         return TrainingError(
             f"the memory of the GPU was not enough for step {ready.plan.step + 1}",
@@ -307,13 +311,20 @@ class TrainStep:
         return max((taker.most_kept_bytes for taker in self._takers()), default=0) / (1 << 20)
 
     def postpone_story(self) -> str | None:
-        """How many weight gradients had no room to wait in; None where all had, or none was to wait."""
-        without = sum(taker.num_without_room for taker in self._takers() if taker.most_bytes)
-        if not without:
+        """What was kept for postponed weight gradients, and how many had no room; None where none was to wait."""
+        takers = [taker for taker in self._takers() if taker.wanted_bytes]
+        without = sum(taker.num_without_room for taker in takers)
+        total = without + sum(taker.num_postponed for taker in takers)
+        if not total:
             return None
-        share = without / (without + sum(taker.num_postponed for taker in self._takers()))
-        what = "what they are made of is too large for pipeline.postpone_mb"
-        return f"{share:.0%} of the weight gradients were computed at once, not postponed: {what}"
+        told = f"postponed weight gradients kept up to {self.postponed_mb():,.0f} MiB"
+        if not without:
+            return told
+        bound = max(taker.most_bytes for taker in takers) / (1 << 20)
+        whose = f"the {bound:,.0f} MiB they were given (pipeline.postpone_mb)"
+        if any(taker.most_bytes < taker.wanted_bytes for taker in takers):
+            whose = f"the {bound:,.0f} MiB that replays leave them"
+        return f"{told}; {without / total:.0%} were computed at once: what they are made of is too large for {whose}"
 
     def _takers(self) -> list[PostponedGradients]:
         takers = (self._split, None if self._padded is None else self._padded.later)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from freescale.kernels import SequenceLayout
+from freescale.kernels.runtime import postponed as postponed_gradients
 from freescale.pipeline import Padder, PaddingSizes
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute import recorder
@@ -46,13 +47,13 @@ class MadeUp(Recorder):
 class Steps:
     """Batches of some lengths, and whether they would be replayed."""
 
-    def __init__(self, sizes=SIZES):
+    def __init__(self, sizes=SIZES, **options):
         self.padder = Padder(CPU, longest=LONGEST, table_rows={"item": 30}, sizes=sizes)
         self.padder._wishes.note("device_offsets")
         model = make_model()
         self.recorder = MadeUp()
         self.compute = PaddedCompute(
-            model, list(model.parameters()), precision=nullcontext, recorder=self.recorder
+            model, list(model.parameters()), precision=nullcontext, recorder=self.recorder, **options
         )
         self.draws = np.random.default_rng(1)
 
@@ -83,7 +84,7 @@ def test_all_foreseen_sizes_are_recorded_with_the_first_of_them():
 def test_the_largest_of_them_comes_first(monkeypatch):
     """Behind a smaller one it took memory of its own: 8.1 GiB for all on ranks with 17, and steps ran out of it."""
     steps, sizes = Steps(), []
-    monkeypatch.setattr(steps.recorder, "try_out", lambda work, size: sizes.append(size) or True)
+    monkeypatch.setattr(steps.recorder, "try_out", lambda work, size, shrink: sizes.append(size) or True)
     steps.take(20), steps.take(20)
     assert sizes == [160, 96, 64]
 
@@ -201,9 +202,47 @@ def test_where_there_is_none_nothing_is_recorded_and_that_is_told(monkeypatch, w
     assert found in told
 
 
+def test_work_that_can_take_less_is_tried_again(monkeypatch):
+    made, sizes = Full(monkeypatch, 9 * GIB), [3 * GIB]
+
+    def shrink():
+        made.takes = sizes.pop() if sizes else made.takes
+        return made.takes == 3 * GIB
+
+    assert made.try_out(made.work, size=100, shrink=shrink)
+    assert made.on
+    assert made.told == []
+    made.takes = 5 * GIB
+    assert not made.try_out(made.work, size=110, shrink=shrink), "it cannot"
+    assert not made.on
+
+
+def test_where_recordings_have_no_room_less_is_postponed(monkeypatch):
+    steps = Steps(postpone_bytes=1 << 30)
+    steps.take(20)
+    postponed = steps.compute.later.postponed
+    bounds = []
+
+    def try_out(work, size, shrink):
+        while True:
+            work()
+            bounds.append(postponed.most_bytes)
+            if not shrink():
+                return False
+
+    monkeypatch.setattr(postponed_gradients, "_LEAST", postponed.most_kept_bytes // 2)
+    monkeypatch.setattr(steps.recorder, "try_out", try_out)
+    steps.take(20)
+    assert bounds[0] == 1 << 30
+    assert len(set(bounds)) > 2
+    assert bounds == sorted(bounds, reverse=True), "less every time"
+    assert postponed.most_kept_bytes == 0, "there was no room at all"
+    assert postponed.wanted_bytes == 1 << 30
+
+
 def test_a_recorder_without_room_leaves_steps_as_they_were(monkeypatch):
     steps = Steps()
-    monkeypatch.setattr(steps.recorder, "try_out", lambda work, size: False)
+    monkeypatch.setattr(steps.recorder, "try_out", lambda work, size, shrink: False)
     assert not any(steps.take(20, 30) for _ in range(4))
     assert steps.recorder.count == 0
     assert "could not be recorded" in steps.compute.story()
@@ -412,7 +451,7 @@ def test_nothing_more_is_recorded_once_memory_was_found_short(monkeypatch):
     steps = Steps()
     tried = []
 
-    def try_out(work, size):
+    def try_out(work, size, shrink):
         tried.append(size)
         steps.recorder.on = len(tried) < 2
         return steps.recorder.on
