@@ -27,6 +27,7 @@ from freescale.kernels import (
 )
 from freescale.kernels.attention import reference
 from freescale.kernels.rows.api import sum_by_row
+from freescale.kernels.runtime import Readback
 from freescale.recipe import build_run, build_source, load_config
 from freescale.train.compute.step import seed_random_numbers
 from freescale.train.log.events import Progress
@@ -340,3 +341,20 @@ def test_every_step_on_a_gpu_has_parts_that_add_up(tmp_path: Path) -> None:
         assert 0 < event["bubble"] < 1
         assert event["straggler"] == 0
         assert event["straggler"] + event["comm"] + event["host"] == pytest.approx(event["bubble"])
+
+
+def test_numbers_on_their_way_to_the_host_hold_up_no_compute():
+    """Copies of other streams stand before them at the same engine; rows that travel by way of the host take a while."""
+    bulk, beside = torch.cuda.Stream(), torch.cuda.Stream()
+    many = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
+    there = torch.empty(many.shape, dtype=torch.uint8, pin_memory=True)
+    values = torch.full((2,), 3.0, dtype=torch.float64, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(bulk):
+        there.copy_(many, non_blocking=True)
+        copied = bulk.record_event()
+    found = Readback(values, beside=beside)
+    values.fill_(7.0)
+    torch.cuda.current_stream().synchronize()
+    assert not copied.query(), "compute has waited for the copy"
+    assert found.read().tolist() == [3.0, 3.0]

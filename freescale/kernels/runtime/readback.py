@@ -15,15 +15,23 @@ class Readback:
 
     Args:
         values: of any device.
+        beside: a stream that copies them. Where rows travel by way of the host, copies queue up at the engine that
+            makes them, and a stream that computes would stand still for as long. Values may be overwritten meanwhile.
     """
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor, *, beside: torch.cuda.Stream | None = None) -> None:
         self._event: torch.cuda.Event | None = None
         self._values = values.detach()
         if values.is_cuda:
+            found = self._values
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._values.copy_(values, non_blocking=True)
-            self._event = torch.cuda.current_stream(values.device).record_event()
+            if beside is not None:
+                found = found * 1  # by a kernel: a copy might queue up, too
+                beside.wait_stream(torch.cuda.current_stream(values.device))
+                found.record_stream(beside)
+            with torch.cuda.stream(beside):
+                self._values.copy_(found, non_blocking=True)
+                self._event = torch.cuda.current_stream(values.device).record_event()
 
     @property
     def here(self) -> bool:

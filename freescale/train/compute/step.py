@@ -166,6 +166,8 @@ class TrainStep:
         self._optimizer = optimizer
         self._parameters = [param for group in optimizer.param_groups for param in group["params"]]
         self._ranks, self.transport = ranks, transport
+        shared = ranks.num_ranks > 1 and ranks.device.type == "cuda"
+        self._readbacks = torch.cuda.Stream(ranks.device) if shared else None
         self._lr, self._table_lr, self._lr_factor = lr, table_lr, lr_factor
         self._clip_norm = clip_norm
         self._accumulate = accumulate
@@ -234,10 +236,12 @@ class TrainStep:
                 self._late.step_begins()
             losses = self._forward_backward(ready, items)
             self.timer.finish(ready.batch)
-        loss = Readback(losses)
+        loss = Readback(losses, beside=self._readbacks)
         if not self._sums.outlast_backward:
             self.timer.summed()
-        counts = tuple(Readback(extension.counts(step)) for extension in self.extensions)
+        counts = tuple(
+            Readback(extension.counts(step), beside=self._readbacks) for extension in self.extensions
+        )
         if loss.here:  # on a CPU; on a GPU a loss that is not finite is found when the step is reported
             self.check(ready.plan, ready.batch.samples["row"], StepResult(loss, None, counts))
         if items is not None:
@@ -267,7 +271,9 @@ class TrainStep:
             else:
                 self._dense_lr.fill_(self._lr * factor)
                 norm = self._recorded_update.run()
-        return StepResult(loss, None if norm is None else Readback(norm), counts, captured)
+        return StepResult(
+            loss, None if norm is None else Readback(norm, beside=self._readbacks), counts, captured
+        )
 
     def _too_full(self, ready: ReadyBatch, error: torch.OutOfMemoryError) -> TrainingError:
         """What can be done where the memory of the GPU was not enough."""
