@@ -344,7 +344,7 @@ def test_every_step_on_a_gpu_has_parts_that_add_up(tmp_path: Path) -> None:
 
 
 def test_numbers_on_their_way_to_the_host_hold_up_no_compute():
-    """Copies of other streams stand before them at the same engine; rows that travel by way of the host take a while."""
+    """Copies of other streams stand before them at the same engine, as rows do that travel by way of the host."""
     bulk, beside = torch.cuda.Stream(), torch.cuda.Stream()
     many = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
     there = torch.empty(many.shape, dtype=torch.uint8, pin_memory=True)
