@@ -349,6 +349,9 @@ def test_numbers_on_their_way_to_the_host_hold_up_no_compute():
     many = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
     there = torch.empty(many.shape, dtype=torch.uint8, pin_memory=True)
     values = torch.full((2,), 3.0, dtype=torch.float64, device="cuda")
+    # Pinned memory is new once, kernels are loaded once, and both wait for the GPU.
+    Readback(values, beside=beside).read()
+    values.fill_(3.0)
     torch.cuda.synchronize()
     with torch.cuda.stream(bulk):
         there.copy_(many, non_blocking=True)
