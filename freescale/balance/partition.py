@@ -207,11 +207,11 @@ def _improve(
     costs: IntArray, tokens: IntArray, speeds: FloatArray, limits: Limits, enough: float, owner: IntArray
 ) -> None:
     """Exchange samples between ranks until no rank finishes after `enough` or nothing helps."""
-    from freescale.balance.loops import resplit_kernels, swap_kernels
+    from freescale.balance.loops import improve_kernels
 
     caps = (limits.max_tokens, limits.max_count)
-    if not swap_kernels.exchange(costs, tokens, speeds, *caps, enough, 8 * len(speeds) + 64, owner):
-        resplit_kernels.resplit(costs, tokens, speeds, *caps, enough, 2 * len(speeds) + 64, owner)
+    if not improve_kernels.exchange(costs, tokens, speeds, *caps, enough, 8 * len(speeds) + 64, owner):
+        improve_kernels.resplit(costs, tokens, speeds, *caps, enough, 2 * len(speeds) + 64, owner)
 
 
 def _by_tokens(tokens: IntArray, *, num_ranks: int, limits: Limits) -> tuple[IntArray, Limits]:
