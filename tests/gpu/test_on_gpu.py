@@ -29,7 +29,7 @@ from freescale.kernels.attention import reference
 from freescale.kernels.rows.api import sum_by_row
 from freescale.kernels.runtime import Readback
 from freescale.recipe import build_run, build_source, load_config
-from freescale.train.compute.step import seed_random_numbers
+from freescale.train.compute.seeds import seed_random_numbers
 from freescale.train.log.events import Progress
 from freescale.train.loop import train
 from tests.small_run import SMALL, Recorder, full_tensors

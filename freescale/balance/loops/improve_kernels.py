@@ -172,6 +172,16 @@ def lists_of(owner: IntArray, num_ranks: int) -> tuple[IntArray, IntArray, IntAr
     return lists, starts, counts
 
 
+@njit((INTS, INTS, INTS, int64), cache=True, nogil=True, error_model="numpy")
+def _loads(costs: IntArray, tokens: IntArray, owner: IntArray, num_ranks: int) -> tuple[IntArray, IntArray]:
+    """Cost and tokens of every rank."""
+    loads, used = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
+    for sample in range(len(costs)):
+        loads[owner[sample]] += costs[sample]
+        used[owner[sample]] += tokens[sample]
+    return loads, used
+
+
 @njit((INTS, INTS, FLOATS, int64, int64, float64, int64, INTS), cache=True, nogil=True, error_model="numpy")
 def exchange(
     costs: IntArray,
@@ -185,10 +195,7 @@ def exchange(
 ) -> bool:
     """Move or swap samples until no rank finishes after `enough`; whether that was reached."""
     num_ranks = len(speeds)
-    loads, used = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
-    for sample in range(len(costs)):
-        loads[owner[sample]] += costs[sample]
-        used[owner[sample]] += tokens[sample]
+    loads, used = _loads(costs, tokens, owner, num_ranks)
     lists, starts, counts = lists_of(owner, num_ranks)
     times = loads / speeds
     open_times, lateness = times.copy(), -times
@@ -374,10 +381,7 @@ def resplit(
 ) -> None:
     """Split parts of the latest and an early rank anew until none finishes after `enough`."""
     num_ranks = len(speeds)
-    loads, used = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
-    for sample in range(len(costs)):
-        loads[owner[sample]] += costs[sample]
-        used[owner[sample]] += tokens[sample]
+    loads, used = _loads(costs, tokens, owner, num_ranks)
     lists, starts, counts = lists_of(owner, num_ranks)
     times = loads / speeds
     open_times, lateness = times.copy(), -times

@@ -25,9 +25,12 @@ from freescale.train.compute.dense_gradients import FlatSum, Sums, all_reduce_gr
 from freescale.train.compute.late_update import LateUpdate
 from freescale.train.compute.owned_parameters import OwnedParameters
 from freescale.train.compute.padded_compute import PaddedCompute, VectorsOf, WholeStep, rows_of_items
+from freescale.train.compute.postpone_story import postpone_story
 from freescale.train.compute.postponed_pieces import PieceSums
 from freescale.train.compute.recorder import RecordedUpdate, Recorder
+from freescale.train.compute.seeds import begin_step
 from freescale.train.compute.split_backward import SplitBackward, sum_of_all
+from freescale.train.compute.step_errors import loss_is_no_number, memory_ran_out
 from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
 
@@ -218,7 +221,7 @@ class TrainStep:
 
     def _run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         step = ready.plan.step
-        seed_random_numbers(_mix(self._seed, step, self._ranks.rank), self._ranks.device)
+        begin_step(self._seed, step, self._ranks.rank, self._ranks.device)
         if self._split is not None and self._postpone_share is not None:
             self._split.postponed.share = self._postpone_share(step)
         for param in self._parameters:
@@ -276,18 +279,14 @@ class TrainStep:
         )
 
     def _too_full(self, ready: ReadyBatch, error: torch.OutOfMemoryError) -> TrainingError:
-        """What can be done where the memory of the GPU was not enough."""
-        held = 0 if self._recorder is None else self._recorder.held_bytes
-        first = f"run.capture=off frees {held / 2**30:.1f} GiB of recordings; " if held else ""
-        if kept := self.postponed_mb():
-            first += (
-                f"pipeline.postpone_mb={kept / 2:.0f} keeps half as much for postponed weight gradients; "
-            )
         samples = f"{len(ready.batch):,} samples with {ready.batch.num_tokens:,} tokens"
-        return TrainingError(
-            f"the memory of the GPU was not enough for step {ready.plan.step + 1}",
-            got=f"{samples} on rank {self._ranks.rank}: {str(error).splitlines()[0]}",
-            next_step=f"{first}optim.accumulate={2 * self._accumulate} computes smaller parts of a batch one by one",
+        return memory_ran_out(
+            error,
+            step=ready.plan.step,
+            what=f"{samples} on rank {self._ranks.rank}",
+            recorded_bytes=0 if self._recorder is None else self._recorder.held_bytes,
+            postponed_mb=self.postponed_mb(),
+            accumulate=self._accumulate,
         )
 
     def _run_whole(self, padded: PaddedBatch, ready: ReadyBatch) -> StepResult:
@@ -314,27 +313,16 @@ class TrainStep:
 
     def postponed_mb(self) -> float:
         """The most that was kept for postponed weight gradients so far, in MiB."""
-        return max((taker.most_kept_bytes for taker in self._takers()), default=0) / (1 << 20)
+        return 0.0 if self._postponed is None else self._postponed.most_kept_bytes / (1 << 20)
 
     def postpone_story(self) -> str | None:
         """What was kept for postponed weight gradients, and how many had no room; None where none was to wait."""
-        takers = [taker for taker in self._takers() if taker.wanted_bytes]
-        without = sum(taker.num_without_room for taker in takers)
-        total = without + sum(taker.num_postponed for taker in takers)
-        if not total:
-            return None
-        told = f"postponed weight gradients kept up to {self.postponed_mb():,.0f} MiB"
-        if not without:
-            return told
-        bound = max(taker.most_bytes for taker in takers) / (1 << 20)
-        whose = f"the {bound:,.0f} MiB they were given (pipeline.postpone_mb)"
-        if any(taker.most_bytes < taker.wanted_bytes for taker in takers):
-            whose = f"the {bound:,.0f} MiB that replays leave them"
-        return f"{told}; {without / total:.0%} were computed at once: what they are made of is too large for {whose}"
+        return None if self._postponed is None else postpone_story(self._postponed)
 
-    def _takers(self) -> list[PostponedGradients]:
-        takers = (self._split, None if self._padded is None else self._padded.later)
-        return [by.postponed for by in takers if by is not None]
+    @property
+    def _postponed(self) -> PostponedGradients | None:
+        by = self._split if self._padded is None else self._padded.later
+        return None if by is None else by.postponed
 
     def captured_share(self) -> float | None:
         """Of all batches those that were replayed; None where none could be."""
@@ -350,12 +338,7 @@ class TrainStep:
             return
         for extension, counts in zip(self.extensions, result.counted, strict=True):
             extension.check(counts)
-        raise TrainingError(
-            f"the loss is {result.loss} at step {plan.step + 1}",
-            got=f"epoch {plan.epoch}, batch {plan.plan_hash}: histories {_some(histories)} "
-            f"on rank {self._ranks.rank}",
-            next_step="lower optim.lr or embedding.lr, set optim.clip_norm=1, or look at those histories",
-        )
+        raise loss_is_no_number(result.loss, plan, histories, rank=self._ranks.rank)
 
     def _forward_backward(self, ready: ReadyBatch, items: BatchItems) -> Tensor:
         parts = items.batch.split(self._accumulate) if self._accumulate > 1 else [items.batch]
@@ -448,24 +431,3 @@ def _recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> Tenso
 def _in_this_thread() -> AbstractContextManager[None]:
     """On a GPU autograd hands the backward over to a thread of its own: 0.4 ms that nothing is gained for."""
     return torch.autograd.set_multithreading_enabled(False)
-
-
-def seed_random_numbers(seed: int, device: torch.device) -> None:
-    """Begin the random numbers of the CPU and of this device anew: those that `torch.manual_seed` begins.
-
-    That one seeds every kind of device there is, and writes down the stack for those that are not in use: 0.4 ms.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[index].manual_seed(seed)
-
-
-def _mix(seed: int, step: int, rank: int) -> int:
-    """A seed for torch, which takes 63 bits."""
-    return ((seed * 1_000_003 + step) * 1_000_003 + rank) % 2**63
-
-
-def _some(rows: Tensor) -> str:
-    shown = rows[:5].tolist()
-    return str(shown) if len(rows) <= 5 else f"{str(shown)[:-1]}, ... {len(rows)} in all]"

@@ -21,7 +21,8 @@ from freescale.model.recommender import Recommender
 from freescale.pipeline.loading.loader import PlannedBatch
 from freescale.pipeline.schedule import PlainSchedule
 from freescale.train.compute.owned_parameters import OwnedParameters
-from freescale.train.compute.step import TrainStep, seed_random_numbers
+from freescale.train.compute.seeds import seed_random_numbers
+from freescale.train.compute.step import TrainStep
 from tests.ranks import run_on_ranks
 
 ROWS, NUM_STEPS, DIM = 8, 3, 4
