@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from freescale.balance import StepPlan
 from freescale.errors import Preempted
 from freescale.kernels.runtime import gemm_warmup
@@ -158,13 +160,19 @@ def steps_of(
 ) -> Iterator[tuple[ReadyBatch, float]]:
     """Learn from one batch after the other; each with the seconds its step took."""
     run.accounts.begin(first_step + 1, last_step=run.timetable.total_steps)
-    for ready in timed_batches(schedule, first_step):
-        with stage("train", step=ready.plan.step + 1):
-            result = run.train_step.run(ready, schedule)
-        seconds = run.accounts.end_step()
-        loaded.step_done()
-        reports.add(ready, result, seconds=seconds)
-        yield ready, seconds
+    step = first_step
+    try:
+        for ready in timed_batches(schedule, first_step):
+            step = ready.plan.step
+            with stage("train", step=step + 1):
+                result = run.train_step.run(ready, schedule)
+            seconds = run.accounts.end_step()
+            loaded.step_done()
+            reports.add(ready, result, seconds=seconds)
+            yield ready, seconds
+            step += 1
+    except torch.OutOfMemoryError as error:  # of what happens beside a step; its own is told by it
+        raise run.train_step.too_full(step, error) from error
 
 
 def timed_batches(schedule: Schedule, first_step: int) -> Iterator[ReadyBatch]:

@@ -217,7 +217,7 @@ class TrainStep:
             with dropout_step(self._dropout_key):
                 return self._run(ready, schedule)
         except torch.OutOfMemoryError as error:
-            raise self._too_full(ready, error) from error
+            raise self.too_full(ready.plan.step, error, ready.batch) from error
 
     def _run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         step = ready.plan.step
@@ -278,12 +278,15 @@ class TrainStep:
             loss, None if norm is None else Readback(norm, beside=self._readbacks), counts, captured
         )
 
-    def _too_full(self, ready: ReadyBatch, error: torch.OutOfMemoryError) -> TrainingError:
-        samples = f"{len(ready.batch):,} samples with {ready.batch.num_tokens:,} tokens"
+    def too_full(
+        self, step: int, error: torch.OutOfMemoryError, batch: SequenceBatch | None = None
+    ) -> TrainingError:
+        """What can be done where the memory of the GPU was not enough for a step, or for what happens beside it."""
+        samples = "" if batch is None else f"{len(batch):,} samples with {batch.num_tokens:,} tokens "
         return memory_ran_out(
             error,
-            step=ready.plan.step,
-            what=f"{samples} on rank {self._ranks.rank}",
+            step=step,
+            what=f"{samples}on rank {self._ranks.rank}",
             recorded_bytes=0 if self._recorder is None else self._recorder.held_bytes,
             postponed_mb=self.postponed_mb(),
             accumulate=self._accumulate,
