@@ -147,11 +147,11 @@ def train(keys: tuple[str, ...], steps: int, *, records: bool = True) -> dict[st
     with run.open_schedule(0) as schedule:
         take_steps(run, schedule)
     torch.cuda.synchronize()
-    recorded = getattr(run.train_step._padded, "_recordings", {})
+    padded = run.train_step._padded
     return {
         "losses": [float(loss.read()) for loss in losses],
         "captured": sum(captured),
-        "recordings": len(recorded),
+        "recordings": 0 if padded is None else len(padded.recordings.made),
         "tensors": {name: tensor.clone() for name, tensor in run_tensors(run).items()},
     }
 

@@ -146,7 +146,7 @@ class Replayed:
         every = torch.arange(NUM_ITEMS)
         for _ in range(12):
             made = self._padder.pad(here, {TABLE: every}, global_tokens=batch.num_tokens)
-            if self._compute.is_recorded(made):
+            if self._compute.recordings.will_replay(made):
                 return made
             self._compute.run({TABLE: self._table}, made)
         raise SystemExit("FAILED: a size was not recorded")

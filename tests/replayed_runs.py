@@ -21,9 +21,9 @@ from freescale.kernels.runtime import linear
 from freescale.model import Recommender, RetrievalHead
 from freescale.pipeline import PaddedBatch
 from freescale.recipe import assembly
-from freescale.train.compute import padded_compute
 from freescale.train.compute.padded_compute import PaddedCompute
 from freescale.train.compute.recorder import CutGraph, Recorder
+from freescale.train.compute.recordings import Recording
 from tests import padded_runs
 
 build_model = assembly.build_model
@@ -95,12 +95,10 @@ class AgainRecorder(Recorder):
         return Again(work)
 
 
-def record_again(self: PaddedCompute, padded: PaddedBatch) -> str | None:
+def record_again(
+    self: PaddedCompute, padded: PaddedBatch, memory: Tensor, again: PaddedBatch
+) -> Recording | None:
     """Takes the place of `PaddedCompute._record`."""
-    memory = torch.empty(padded.num_bytes, dtype=torch.uint8)
-    again = padded.again(memory)
-    if again.key != padded.key:
-        return padded_compute._EARLY
     room = self._room(padded)
 
     def replay() -> None:
@@ -119,9 +117,7 @@ def record_again(self: PaddedCompute, padded: PaddedBatch) -> str | None:
         for num_weights, pieces in self.later.groups(self._direct):
             self.later.compute(num_weights)
             later.append((Again(partial(self.later.compute, num_weights)) if num_weights else None, pieces))
-    self._recordings[padded.key] = padded_compute._Recording([graph], memory, again, later)
-    padded.replayed.add(padded.key)
-    return None
+    return Recording([graph], memory, again, later)
 
 
 def replay_steps(monkeypatch: Any, *, replayed: bool) -> None:

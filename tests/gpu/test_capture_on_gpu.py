@@ -113,7 +113,7 @@ def test_no_thread_waits_for_the_gpu_in_a_steady_step(tmp_path: Path, keys: tupl
         run.accounts.begin(1)
         try:
             for ready in timed_batches(schedule, 0):
-                recorded = ready.padded is None or ready.padded.key in run.train_step._padded._recordings
+                recorded = ready.padded is None or ready.padded.key in run.train_step._padded.recordings.made
                 watched = recorded and ready.plan.step > 40
                 steady += watched
                 torch.cuda.set_sync_debug_mode("warn" if watched else "default")
@@ -133,7 +133,9 @@ def test_all_sizes_are_recorded_at_the_start(tmp_path: Path) -> None:
     with run.open_schedule(0) as schedule:
         take_steps(run, schedule)
     told = run.train_step.capture_story()
-    usual = run.train_step._padded.usual
+    usual = run.train_step._padded.recordings.usual
+    assert 0 < run.train_step.timer.pads < 0.2
+    assert f"pads add {run.train_step.timer.pads:.1%} to the tokens" in told
     assert sum(usual.values()) <= 6, told
     assert sum(count for reason, count in usual.items() if "first" in reason or "before" in reason) >= 1
     assert heard.of("step")[-1]["captured"] > 0.95

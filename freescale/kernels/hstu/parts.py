@@ -178,7 +178,10 @@ class Project(torch.autograd.Function):
             {f"{name}_row": part.stride(0) for name, part in zip("abc", parts)},
         )
         d_weight = of_weight(
-            ctx.taker, lambda: weight_gradient(normed, d_before).to(weight_dtype), normed, d_before
+            ctx.taker,
+            lambda: weight_gradient(normed, d_before),
+            *(normed, d_before),
+            dtype=weight_dtype,
         )
         d_normed = product(d_before, weight.t())
         dx = torch.empty(normed.shape, dtype=x_dtype, device=normed.device)
@@ -243,7 +246,7 @@ class AddProduct(torch.autograd.Function):
         """Of x, y and the weight."""
         y, weight = ctx.saved_tensors
         dtype = ctx.dtype
-        d_weight = of_weight(ctx.taker, lambda: weight_gradient(grad, y).to(dtype), grad, y)
+        d_weight = of_weight(ctx.taker, lambda: weight_gradient(grad, y), grad, y, dtype=dtype)
         return grad, product(grad, weight), d_weight, None
 
     backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]

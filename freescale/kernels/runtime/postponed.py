@@ -15,10 +15,11 @@ products of their layer need, for half of the time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class PostponedGradients:
         self.most_kept_bytes = 0
         self.num_postponed = 0
         self.num_without_room = 0
-        self._waiting: dict[Tensor, list[Callable[[], Tensor]]] = {}
+        self._waiting: dict[Tensor, list[_Use]] = {}
         self._kept: set[int] = set()
 
     @contextmanager
@@ -63,8 +64,14 @@ class PostponedGradients:
         finally:
             _here.taker = before
 
-    def add(self, weight: Tensor, gradient: Callable[[], Tensor], *kept: Tensor) -> None:
-        """Compute a gradient later, from tensors that are kept for it; at once where they are too large."""
+    def add(
+        self, weight: Tensor, gradient: Callable[[], Tensor], *kept: Tensor, cast_once: bool = False
+    ) -> None:
+        """Compute a gradient later, from tensors that are kept for it; at once where they are too large.
+
+        It may be of a narrower type than the weight, which autograd would leave it in behind a cast: one for every use
+        of the weight, or for all of them together where it was cast once (as autocast does it).
+        """
         storages = {storage.data_ptr(): storage.nbytes() for storage in map(Tensor.untyped_storage, kept)}
         num_bytes = sum(size for place, size in storages.items() if place not in self._kept)
         too_large = num_bytes > _LARGEST * self.most_bytes
@@ -78,7 +85,7 @@ class PostponedGradients:
             self.kept_bytes += num_bytes
             self.most_kept_bytes = max(self.most_kept_bytes, self.kept_bytes)
             self.num_postponed += 1
-        self._waiting.setdefault(weight, []).append(gradient)
+        self._waiting.setdefault(weight, []).append(_Use(gradient, cast_once))
 
     def keep_less(self) -> bool:
         """Three quarters of what was kept so far, from now on; False where that was nothing."""
@@ -99,24 +106,28 @@ class PostponedGradients:
         for weight in self.each():
             done(weight)
 
-    def each(self) -> Iterator[Tensor]:
+    def each(self, places: Mapping[Tensor, Tensor] = MappingProxyType({})) -> Iterator[Tensor]:
         """Compute what is left, weight by weight, last come first: the next forward begins with the lowest layers.
 
-        Gradients are added to `.grad`.
+        Gradients are added to `.grad`; where there is none, they go to the weight's place in `places`, if it has one.
         """
         waiting = self._waiting
         self.forget()
         while waiting:
-            weight, gradients = waiting.popitem()
+            weight, uses = waiting.popitem()
             with torch.no_grad():
-                # As autograd does it: all uses of this backward first, then what earlier ones have left.
-                total = gradients.pop(0)()
-                while gradients:
-                    total = total + gradients.pop(0)()
-                if weight.grad is None:
-                    weight.grad = total
-                else:
+                # As autograd does it: all uses of this backward first, then what earlier ones have left. A product in
+                # half precision is made wide on its way, not by a kernel of its own.
+                several = len(uses) > 1
+                total = uses.pop(0).compute(weight, wide=several)
+                while uses:
+                    total = total + uses.pop(0).compute(weight, wide=True)
+                if weight.grad is not None:
                     weight.grad += total
+                elif weight in places:
+                    places[weight].copy_(total)
+                else:
+                    weight.grad = total.to(weight.dtype)
             yield weight
 
     def forget(self) -> None:
@@ -129,6 +140,18 @@ class PostponedGradients:
         if self.share >= 1 or self._could_before is None:
             return self.most_bytes if self.share > 0 else 0
         return min(self.most_bytes, self.share * self._could_before)
+
+
+class _Use(NamedTuple):
+    """A gradient that one use of a weight gives; `cast_once`: the weight was made narrow for all uses together."""
+
+    gradient: Callable[[], Tensor]
+    cast_once: bool
+
+    def compute(self, weight: Tensor, *, wide: bool) -> Tensor:
+        """Compute it; `wide`: ready to be added to those of other uses."""
+        found = self.gradient()
+        return found.to(weight.dtype) if wide and not self.cast_once else found
 
 
 class _Here(threading.local):
@@ -149,9 +172,9 @@ class Later:
     def __init__(self, taker: PostponedGradients, weight: Tensor) -> None:
         self._taker, self._weight = taker, weight
 
-    def add(self, gradient: Callable[[], Tensor], *kept: Tensor) -> None:
-        """As in `PostponedGradients`; in the type of the weight, as autograd leaves it behind a cast."""
-        self._taker.add(self._weight, lambda: gradient().to(self._weight.dtype), *kept)
+    def add(self, gradient: Callable[[], Tensor], *kept: Tensor, cast_once: bool = False) -> None:
+        """As in `PostponedGradients`."""
+        self._taker.add(self._weight, gradient, *kept, cast_once=cast_once)
 
 
 def later(weight: Tensor | None) -> Later | None:
@@ -167,10 +190,12 @@ def later(weight: Tensor | None) -> Later | None:
     return Later(taker, weight)
 
 
-def of_weight(taker: Later | None, gradient: Callable[[], Tensor], *kept: Tensor) -> Tensor | None:
-    """For a backward: the gradient of a weight, or None where it comes later."""
+def of_weight(
+    taker: Later | None, gradient: Callable[[], Tensor], *kept: Tensor, dtype: torch.dtype | None = None
+) -> Tensor | None:
+    """For a backward: the gradient of a weight, in this type if it is given, or None where it comes later."""
     if taker is None:
-        return gradient()
+        return gradient() if dtype is None else gradient().to(dtype)
     taker.add(gradient, *kept)
     return None
 
@@ -222,6 +247,11 @@ def _narrow(x: Tensor, *weights: Tensor | None) -> list[Tensor | None]:
     return [None if tensor is None else tensor.to(dtype) for tensor in (x, *weights)]
 
 
+def _casts_once() -> bool:
+    """Whether autocast casts a weight once for all its uses; of two regions of autocast it would be each."""
+    return torch.is_autocast_cache_enabled()
+
+
 def _of_left(grad: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """Gradient of the left factor of a product, by the very product autograd would take."""
     return right.mm(grad.t()).t() if _by_columns(left) else grad.mm(right.t())
@@ -252,8 +282,8 @@ class _Linear(torch.autograd.Function):
         assert narrow_x is not None
         assert narrow is not None
         ctx.save_for_backward(narrow_x, narrow)
-        ctx.takers, ctx.dtypes = (weight_taker, bias_taker), (x.dtype, weight.dtype)
-        ctx.bias = None if bias is None else (bias.shape, bias.dtype)
+        ctx.takers, ctx.dtype, ctx.cast_once = (weight_taker, bias_taker), x.dtype, _casts_once()
+        ctx.bias_shape = None if bias is None else bias.shape
         return F.linear(narrow_x, narrow, narrow_bias)
 
     @staticmethod
@@ -261,14 +291,12 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         weight_taker, bias_taker = ctx.takers
-        x_dtype, weight_dtype = ctx.dtypes
-        dx = _of_left(grad, x, weight.t()).to(x_dtype) if ctx.needs_input_grad[0] else None
+        dx = _of_left(grad, x, weight.t()).to(ctx.dtype) if ctx.needs_input_grad[0] else None
         by_columns = _by_columns(weight.t())
-        weight_taker.add(lambda: _of_right(grad, x, by_columns).t().to(weight_dtype), x, grad)
+        weight_taker.add(lambda: _of_right(grad, x, by_columns).t(), x, grad, cast_once=ctx.cast_once)
         if bias_taker is not None:
-            shape, dtype = ctx.bias
             # Beside its weight, or at once like it: alone it would keep as much for a sum over tokens.
-            bias_taker.add(lambda: grad.sum_to_size(shape).to(dtype), x, grad)
+            bias_taker.add(lambda: grad.sum_to_size(ctx.bias_shape), x, grad, cast_once=ctx.cast_once)
         return dx, None, None, None, None
 
 
@@ -281,15 +309,14 @@ class _Product(torch.autograd.Function):
         assert narrow_x is not None
         assert narrow is not None
         ctx.save_for_backward(narrow_x, narrow)
-        ctx.taker, ctx.dtypes = taker, (x.dtype, weight.dtype)
+        ctx.taker, ctx.dtype, ctx.cast_once = taker, x.dtype, _casts_once()
         return narrow_x @ narrow
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        x_dtype, weight_dtype = ctx.dtypes
-        dx = _of_left(grad, x, weight).to(x_dtype) if ctx.needs_input_grad[0] else None
+        dx = _of_left(grad, x, weight).to(ctx.dtype) if ctx.needs_input_grad[0] else None
         by_columns = _by_columns(weight)
-        ctx.taker.add(lambda: _of_right(grad, x, by_columns).to(weight_dtype), x, grad)
+        ctx.taker.add(lambda: _of_right(grad, x, by_columns), x, grad, cast_once=ctx.cast_once)
         return dx, None, None

@@ -51,7 +51,7 @@ class _Grain(NamedTuple):
 SMALL_BATCHES, LARGE_BATCHES = _Grain(32, 16, 128), _Grain(64, 64, 1024)
 
 MOST_SIZES = 20
-"""More would not all be recorded (`train/compute/padded_compute.py`)."""
+"""More would not all be recorded (`train/compute/recordings.py`)."""
 
 _NEARLY_ALL = 0.9
 """Of all batches; where fewer can be replayed, pads of the others cost more than that saves."""

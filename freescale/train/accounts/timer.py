@@ -50,6 +50,7 @@ class StepTimer:
         self._arrival: trace.Arrival | None = None
         self._waiting: trace.Mark = None
         self._away: list[tuple[Moment, Moment]] = []
+        self._tokens = self._places = 0
 
     def start(self, rows: Tensor) -> None:
         """The forward begins; the gradient of `rows` will end the measurement."""
@@ -89,6 +90,7 @@ class StepTimer:
         What the device works is told of its padded size, what a sample costs of its own: pads are nobody's.
         A replay has no gap inside. But to start one takes the host longer than the device needs for a small step, and
         that lies between the two moments, too: what was seen kernel by kernel has the last word here as well.
+        Updates of weights that a replay makes itself (`train/compute/late_update.py`) count with it, in all steps.
         """
         self._arrival, self._away = None, []
         self._start, self._began = self._now(), trace.mark()
@@ -98,6 +100,7 @@ class StepTimer:
         trace.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
         moments = (self._began, self._last_gradient)
         load = self._load_of(batch)
+        self._tokens, self._places = self._tokens + load.tokens, self._places + num_tokens
         away, self._away = self._away, []
         step = _TimedStep(load, self._start, self._end, away, moments, [])
         self._add(step, load._replace(tokens=num_tokens))
@@ -116,6 +119,11 @@ class StepTimer:
     def summed(self) -> None:
         """Dense gradients are added up."""
         trace.waited(self._arrival, self._waiting, on_device=self._cuda)
+
+    @property
+    def pads(self) -> float:
+        """Tokens that padded batches compute for nothing, over those that somebody wants."""
+        return max(0.0, self._places / self._tokens - 1) if self._tokens else 0.0
 
     def take(self) -> list[MeasuredStep]:
         """The steps measured since the last call."""

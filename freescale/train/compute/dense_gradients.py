@@ -2,7 +2,7 @@
 
 # No postponed annotations here: DDP looks at the types of its communication hook.
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -308,10 +308,24 @@ def all_reduce_gradients(params: Iterable[nn.Parameter], ranks: Ranks) -> None:
     dist.all_reduce(flat, group=ranks.group)
     if arrival is not None:
         trace.waited(arrival, arrival.mark, on_device=flat.is_cuda)
-    hand_out(params, flat)
+    for param, grad in lying_in(flat, params):
+        param.grad = grad
 
 
-def hand_out(params: Sequence[nn.Parameter], flat: Tensor) -> None:
-    """Gradients that lie one after the other, each to its parameter."""
-    for param, grad in zip(params, flat.split([param.numel() for param in params])):
-        param.grad = grad.view_as(param)
+def in_pieces(parameters: Iterable[nn.Parameter], most_bytes: float) -> list[list[nn.Parameter]]:
+    """Parameters of one type after the other, in pieces of so many bytes; one that is larger is a piece of its own."""
+    found: list[list[nn.Parameter]] = []
+    room = 0.0
+    for param in parameters:
+        if not found or param.nbytes > room or param.dtype != found[-1][0].dtype:
+            found.append([])
+            room = most_bytes
+        found[-1].append(param)
+        room -= param.nbytes
+    return found
+
+
+def lying_in(flat: Tensor, params: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Gradients that lie one after the other, each with its parameter."""
+    each = flat.split([param.numel() for param in params])
+    return ((param, grad.view_as(param)) for param, grad in zip(params, each, strict=True))

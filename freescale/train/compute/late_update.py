@@ -7,11 +7,17 @@ Nobody sees it: every weight is what it would be when somebody reads it. That ho
 (`calls_layers`), as far as the last forward has called them; all others are updated before the forward begins, and
 whoever wants to see the weights between two steps settles first. A forward at whose end weights are still to be updated
 has read old ones, and is refused.
+
+A recorded forward has the updates in it, where its layers are reached. All that is left to do for a replay is to wait:
+
+    wait for sum 0 ┃ update 0, layer 0 ┃ wait for sum 1 ┃ update 1, layer 1 ┃ ...
+
+Where weights were settled before, its updates do nothing: they read from the device whether they are due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -19,9 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from freescale import trace
+from freescale.balance import bucket_bytes
 from freescale.errors import TrainingError
 from freescale.train.accounts.timer import StepTimer
-from freescale.train.compute.dense_gradients import hand_out
+from freescale.train.compute.dense_gradients import in_pieces, lying_in
+from freescale.train.compute.update_if_due import UpdateIfDue, update_only
 
 BEFORE = -1
 """The layer of weights that belong to none: all of them are needed when a forward begins."""
@@ -36,13 +44,11 @@ class Piece(NamedTuple):
     arrival: trace.Arrival | None
     places: Sequence[Tensor] | None = None
 
-    def hand_out(self) -> None:
-        """Each to its parameter."""
+    def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Each parameter with its own."""
         if self.places is None:
-            hand_out(self.params, self.flat)
-            return
-        for param, place in zip(self.params, self.places, strict=True):
-            param.grad = place
+            return lying_in(self.flat, self.params)
+        return zip(self.params, self.places, strict=True)
 
 
 class _Travelling(NamedTuple):
@@ -63,11 +69,10 @@ class LateUpdate:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, timer: StepTimer) -> None:
         self._optimizer, self._timer = optimizer, timer
+        self._if_due = UpdateIfDue(optimizer)
+        self._by_replay = False
         self._layers = layers_of(model)
-        self._place: dict[int, int] = {}
-        for number, layer in reversed(list(enumerate(self._layers))):
-            # A weight that two of them share is needed by the first.
-            self._place.update((id(param), number) for param in layer.parameters())
+        self._place = _places(self._layers)
         self._called: set[int] = set()
         self._calling: set[int] = set()
         self._travelling: list[_Travelling] = []
@@ -102,9 +107,37 @@ class LateUpdate:
         self._calling.add(number)
         self._update(lambda one: one.layer <= number)
 
+    def can_record(self, params: Iterable[nn.Parameter]) -> bool:
+        """Whether recordings can hold the updates of these weights, too."""
+        return self._if_due.possible and self._if_due.knows(params)
+
+    def record_count(self, params: Iterable[nn.Parameter]) -> None:
+        """A forward that is being recorded begins, and will update these weights."""
+        self._if_due.count(params)
+
+    def record(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
+        """A forward that is being recorded gets where these weights are needed: its replays update them here.
+
+        Their gradients lie in these places whenever it is replayed.
+        """
+        self._if_due.run(gradients)
+
+    def begin_replay(self, updates: Collection[int] | None) -> None:
+        """A replay begins, which updates these weights by itself (their ids), each when it gets there.
+
+        It does so where just these are left to be updated; else, and where not all of its updates are in it (None),
+        everything is updated now. One without updates has them between its graphs.
+        """
+        left = {id(param) for one in self._travelling for param in one.piece.params}
+        self._by_replay = bool(left) and left == updates
+        if not self._by_replay and (updates is None or updates):
+            self._update(lambda one: True)
+        self._if_due.tell(self._by_replay)
+        self.begin()
+
     def end_replay(self) -> None:
         """A replay has reached all layers that its recording did."""
-        self._in_step = False
+        self._in_step = self._by_replay = False
         assert not self._travelling, "a replay has read weights that were not updated yet"
 
     def step_begins(self) -> None:
@@ -113,7 +146,7 @@ class LateUpdate:
 
     def settle(self) -> None:
         """Update everything: before weights are looked at from outside a step."""
-        self._in_step = False
+        self._in_step = self._by_replay = False
         self._update(lambda one: True)
 
     def _begins(self, *_: Any) -> None:
@@ -142,30 +175,36 @@ class LateUpdate:
                 waiting = trace.mark()
                 piece.wait()
                 trace.waited(piece.arrival, waiting, on_device=piece.flat.is_cuda)
-            # As at the end of a step, where nothing is computed in half precision.
-            with trace.compute("update weights"), torch.autocast(due[0].flat.device.type, enabled=False):
+            if self._by_replay:
+                return
+            with trace.compute("update weights"):
                 self._step(due)
 
     def _step(self, due: Sequence[Piece]) -> None:
         """Update these weights and no others: those that were not left had their turn at the end of their step."""
-        everything = [param for group in self._optimizer.param_groups for param in group["params"]]
-        others = [(param, param.grad) for param in everything if param.grad is not None]
-        for param, _ in others:
-            param.grad = None
-        for piece in due:
-            piece.hand_out()
         for group in self._optimizer.param_groups:
             group["lr"] = self._lr
-        self._optimizer.step()
-        for piece in due:
-            for param in piece.params:
-                param.grad = None
-        for param, grad in others:
-            param.grad = grad
+        update_only(self._optimizer, {param: grad for piece in due for param, grad in piece.gradients()})
 
     def _standing_still(self) -> AbstractContextManager[None]:
         """Inside the forward of a step it is no compute of the samples."""
         return self._timer.standing_still() if self._in_step else nullcontext()
+
+
+def by_layer(model: nn.Module) -> list[list[nn.Parameter]]:
+    """Weights that are updated together, in their order: of pieces of gradients that the same layer waits for first."""
+    place = _places(layers_of(model))
+    ordered = sorted(model.parameters(), key=lambda param: place.get(id(param), BEFORE))
+    found: dict[int, list[nn.Parameter]] = {}
+    for piece in in_pieces(ordered, bucket_bytes(sum(param.nbytes for param in ordered))):
+        found.setdefault(place.get(id(piece[0]), BEFORE), []).extend(piece)
+    return list(found.values())
+
+
+def _places(layers: Sequence[nn.Module]) -> dict[int, int]:
+    """Which layer needs a weight (its id) first; a weight that two of them share is needed by the first."""
+    numbered = reversed(list(enumerate(layers)))
+    return {id(param): number for number, layer in numbered for param in layer.parameters()}
 
 
 def layers_of(model: nn.Module) -> Sequence[nn.Module]:

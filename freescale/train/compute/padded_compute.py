@@ -14,57 +14,30 @@ batch cannot be recorded it is computed as usual, and the reason is told once.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from freescale.data import SequenceBatch
 from freescale.embedding import EmbeddingTable, as_compute
-from freescale.pipeline import MOST_SIZES, TABLE, PaddedBatch, PaddedViews
-from freescale.train.compute.late_update import LateUpdate
+from freescale.pipeline import TABLE, PaddedBatch, PaddedViews
+from freescale.train.compute.late_update import BEFORE, LateUpdate
 from freescale.train.compute.postponed_pieces import DensePiece, PostponedPieces
 from freescale.train.compute.recorder import CutGraph, Recorder
+from freescale.train.compute.recordings import Later, Recording, Recordings
 from freescale.train.compute.row_room import RowRoom, Rows
 
 VectorsOf = Callable[[Rows, SequenceBatch], tuple[Tensor, Rows]]
 """Item vectors of a batch from the unique rows of all tables, and the rows that its tokens read beside them."""
 
-RECORD_AT = 2
-"""How often a size that was not foreseen is met before it is recorded: what comes once never pays."""
-
-MOST_RECORDINGS = MOST_SIZES + 4
-"""Of foreseen sizes, and some others. Each takes 10 to 60 MB of the driver's memory."""
-
-_MOST_RARE = 200
-_FIRST_STEP, _EARLY = "the first step", "made ready before all was known that its kernels read"
-_TOO_LARGE, _RARE = "too large for one copy", "of a size that was not foreseen"
-_MANY_PAIRS = "with more pairs of tokens than gradients are kept for"
-_FULL, _FAILED, _OFF = "of too many sizes", "that could not be recorded", "while nothing is recorded"
-
 
 def rows_of_items(rows: Rows, batch: SequenceBatch) -> tuple[Tensor, Rows]:
     """Where item vectors are rows of their table, and there is no other."""
     return rows[TABLE], {}
-
-
-Later = Sequence[tuple[torch.cuda.CUDAGraph | None, tuple[DensePiece, ...]]]
-"""Graphs of gradients that are put off, and the pieces of all gradients that are complete behind each."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Recording:
-    """Graphs, what they read of a batch, what must live as long as they do; and what is computed later."""
-
-    graphs: Sequence[CutGraph]
-    memory: Tensor
-    batch: PaddedBatch
-    later: Later
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,72 +110,7 @@ class PaddedCompute:
         self._direct: set[int] = set()
         self._rooms: dict[tuple[int, ...], RowRoom] = {}
         self._like: Rows | None = None
-        self._replays = 0
-        self._ahead = False
-        self.usual: Counter[str] = Counter()
-        """Why batches were computed as usual, and how many."""
-        self._met: Counter[tuple[Any, ...]] = Counter()
-        self._recordings: dict[tuple[Any, ...], _Recording] = {}
-
-    def is_recorded(self, padded: PaddedBatch) -> bool:
-        """Whether a batch will be replayed; records its size where it is time to, and with it all that are foreseen."""
-        reason = None if self._recording_of(padded) is not None else self._why_not(padded)
-        if reason is not None:
-            self.usual[reason] += 1
-        self._replays += reason is None
-        return reason is None
-
-    def are_recorded(self, parts: Sequence[PaddedBatch]) -> bool:
-        """Whether all of a step's micro-batches will be replayed; each is asked."""
-        recorded = [self.is_recorded(part) for part in parts]
-        return all(recorded)
-
-    def share(self) -> float:
-        """Of all padded batches so far, those that were replayed."""
-        return self._replays / max(1, self._replays + sum(self.usual.values()))
-
-    def story(self) -> str | None:
-        """How many batches were replayed, and why others were not; None where none was padded."""
-        others = sum(self.usual.values())
-        if not others + self._replays:
-            return None
-        reasons = "; ".join(f"{count:,} {reason}" for reason, count in self.usual.most_common())
-        total, recordings = self._replays + others, len(self._recordings)
-        told = f"{self._replays:,} of {total:,} batches replayed from {recordings} recordings"
-        return f"{told}; not replayed: {reasons}" if reasons else told
-
-    def _why_not(self, padded: PaddedBatch) -> str | None:
-        """Why a batch is not replayed; None: it was recorded now."""
-        if not self._recorder.on:
-            return _OFF
-        if self._like is None:
-            return _FIRST_STEP
-        if not padded.in_one_piece:
-            return _TOO_LARGE
-        if not padded.fixed:
-            return _MANY_PAIRS
-        self._met[padded.key] += 1
-        if padded.foreseen is None and self._met[padded.key] < RECORD_AT:
-            if self.usual[_RARE] == _MOST_RARE and not self._recordings:
-                self._recorder.give_up(f"no size of a batch came {RECORD_AT} times in {_MOST_RARE} steps")
-            return _RARE
-        if len(self._recordings) >= MOST_RECORDINGS:
-            self._recorder.give_up(f"those of rarer sizes, as batches come in more than {MOST_RECORDINGS}")
-            return _FULL
-        if padded.foreseen is not None and not self._ahead:
-            if _is_early(padded):
-                return _EARLY  # the next one is not
-            self._ahead = True
-            # The largest comes first: in the memory it takes, all others find room.
-            for other in padded.foreseen():
-                if not self._recorder.on:
-                    break
-                new = other.copyable and other.key not in self._recordings
-                if new and len(self._recordings) < MOST_RECORDINGS:
-                    self._record(other)
-        if padded.key in self._recordings:
-            return None
-        return self._record(padded) if self._recorder.on else _FAILED
+        self.recordings = Recordings(recorder, self._record)
 
     def run(self, rows: Rows, padded: PaddedBatch) -> tuple[Tensor, Rows]:
         """The loss of a batch, and the gradients of its rows by table; both are overwritten by the next call.
@@ -211,9 +119,10 @@ class PaddedCompute:
         """
         if self._like is None:
             self._like = {name: each[:0].detach() for name, each in rows.items()}
+            self.recordings.can_begin = True
         room = self._room(padded)
         room.fill(rows)
-        found = self._recording_of(padded)
+        found = self.recordings.find(padded)
         if found is None:
             self._compute(room, padded.views)
         else:
@@ -258,7 +167,7 @@ class PaddedCompute:
 
     def run_whole(self, padded: PaddedBatch) -> tuple[Tensor, Tensor | None]:
         """A whole step; its loss, and the norm of the gradients if asked for. The next call overwrites both."""
-        found = self._recording_of(padded)
+        found = self.recordings.find(padded)
         if found is None:
             assert self._whole is not None
             if self._like is None:
@@ -266,15 +175,16 @@ class PaddedCompute:
                 self._like = {
                     name: as_compute(each.new_zeros(0, each.shape[1])) for name, each in weights.items()
                 }
+                self.recordings.can_begin = True
             self._compute(self._room(padded), padded.views)
         else:
             self._replay(found, padded)
         return self._loss, self._norm
 
-    def _replay(self, recording: _Recording, padded: PaddedBatch) -> None:
+    def _replay(self, recording: Recording, padded: PaddedBatch) -> None:
         recording.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
         if self._late is not None:
-            self._late.begin()
+            self._late.begin_replay(recording.updates)
         for layer, graph in recording.graphs:
             if layer is not None:
                 assert self._late is not None
@@ -282,10 +192,6 @@ class PaddedCompute:
             graph.replay()
         if self._late is not None:
             self._late.end_replay()
-
-    def _recording_of(self, padded: PaddedBatch) -> _Recording | None:
-        """One that takes this batch: made ready before parcels had grown, it may not lie in one piece as others do."""
-        return self._recordings.get(padded.key) if padded.copyable else None
 
     def _room(self, padded: PaddedBatch) -> RowRoom:
         places = tuple(padded.num_rows.values())
@@ -352,11 +258,8 @@ class PaddedCompute:
         for param, grad, used in zip(self._parameters, self._grads, self._used):
             param.grad = grad if used else None
 
-    def _record(self, padded: PaddedBatch) -> str | None:
-        """Record the size of this batch, if all that its kernels read is among what travels with it; else why not."""
-        memory, again = _again(padded)
-        if again.key != padded.key:
-            return _EARLY
+    def _record(self, padded: PaddedBatch, memory: Tensor, again: PaddedBatch) -> Recording | None:
+        """Record the size of this batch, over the same batch in memory of its own; None where it cannot be recorded."""
         room = self._room(padded)
         # Kernels of this size are compiled and loaded by this: no recording may wait for that. Nothing is updated, and
         # what it leaves is overwritten by the step to come.
@@ -364,18 +267,17 @@ class PaddedCompute:
             self._late.settle()
         work = partial(self._try_all, room, padded.views)
         if not self._recorder.try_out(work, size=padded.num_tokens, shrink=self._postpone_less):
-            return _FAILED
+            return None
         views = again.views  # in which nothing has been worked out yet, so that all of it is recorded
         views.layout.seal()
-        graphs = self._record_compute(room, views)
-        later = None if graphs is None else self._record_later()
-        if graphs is None or later is None:
+        made = self._record_compute(room, views)
+        later = None if made is None else self._record_later()
+        if made is None or later is None:
             if self.later is not None:
                 self.later.forget()
-            return _FAILED
-        self._recordings[padded.key] = _Recording(graphs, memory, again, later)
-        padded.replayed.add(padded.key)
-        return None
+            return None
+        graphs, updates = made
+        return Recording(graphs, memory, again, later, updates)
 
     def _try_all(self, room: RowRoom, views: PaddedViews) -> None:
         self._forward_backward(room, views)
@@ -387,22 +289,60 @@ class PaddedCompute:
         """Keep less for gradients that are put off; False where that is nothing already."""
         return self.later is not None and self.later.postponed.keep_less()
 
-    def _record_compute(self, room: RowRoom, views: PaddedViews) -> Sequence[CutGraph] | None:
-        """One graph; or several, cut where weights may have to be updated between them."""
+    def _record_compute(
+        self, room: RowRoom, views: PaddedViews
+    ) -> tuple[Sequence[CutGraph], frozenset[int] | None] | None:
+        """One graph; or several, cut where sums of gradients may have to be waited for, with updates behind.
+
+        And the weights (their ids) that these update; None where a layer was not called, or so that nobody heard of it.
+        """
         if self._late is None or self.later is None:
             graph = self._recorder.record(lambda: self._compute(room, views))
-            return None if graph is None else [CutGraph(None, graph)]
-        needed = {self._late.layer_of(piece.params) for piece in self.later.pieces}
-        late = self._late
+            return None if graph is None else ([CutGraph(None, graph)], frozenset())
+        late, updates = self._late, self._late_updates()
+        needed = {late.layer_of(piece.params) for piece in self.later.pieces}
+        recorded: set[int] = set()
 
         def work(cut: Callable[[int], None]) -> None:
-            late.at_layer = lambda number: cut(number) if number in needed else None
+            there: set[int] = set()
+
+            def reached(number: int) -> None:
+                if number in there:
+                    return  # once more in the same forward
+                there.add(number)
+                if number in needed and number != BEFORE:
+                    cut(number)
+                if gradients := updates.get(number):
+                    late.record(gradients)
+                    recorded.add(number)
+
+            late.at_layer = reached
             try:
+                if updates:
+                    late.record_count(param for each in updates.values() for param in each)
+                reached(BEFORE)
                 self._compute(room, views)
             finally:
                 late.at_layer = lambda number: None
 
-        return self._recorder.record_in_pieces(work)
+        graphs = self._recorder.record_in_pieces(work)
+        if graphs is None:
+            return None
+        inside = frozenset(id(param) for each in updates.values() for param in each)
+        return graphs, inside if recorded == set(updates) else None
+
+    def _late_updates(self) -> dict[int, dict[nn.Parameter, Tensor]]:
+        """By layer, weights whose update a recording can hold, and where their gradients lie; unused ones have none."""
+        found: dict[int, dict[nn.Parameter, Tensor]] = {}
+        assert self._used is not None
+        used = {id(param): param for param, is_used in zip(self._parameters, self._used) if is_used}
+        if self._late is None or self.later is None or not self._late.can_record(used.values()):
+            return found
+        for piece in self.later.pieces:
+            own = {param: place for param, place in zip(piece.params, piece.places) if id(param) in used}
+            if own:
+                found.setdefault(self._late.layer_of(piece.params), {}).update(own)
+        return found
 
     def _record_later(self) -> Later | None:
         """What the backward that was recorded last has put off; None where it cannot be recorded."""
@@ -414,17 +354,6 @@ class PaddedCompute:
                 return None
             recorded.append((graph, pieces))
         return recorded
-
-
-def _again(padded: PaddedBatch) -> tuple[Tensor, PaddedBatch]:
-    """The same batch in memory of its own."""
-    memory = torch.empty(padded.num_bytes, dtype=torch.uint8, device=padded.memory[0].device)
-    return memory, padded.again(memory)
-
-
-def _is_early(padded: PaddedBatch) -> bool:
-    """Whether it was made ready before all was known that its kernels read; made again, it has more."""
-    return _again(padded)[1].key != padded.key
 
 
 def _side_by_side(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from freescale.kernels.runtime import PostponedGradients
 from freescale.train.accounts.timer import StepTimer
-from freescale.train.compute.dense_gradients import FlatSum
+from freescale.train.compute.dense_gradients import FlatSum, in_pieces
 from freescale.train.compute.late_update import LateUpdate, Piece
 
 
@@ -58,9 +58,8 @@ class PostponedPieces:
         piece_bytes: int,
     ) -> None:
         self.postponed = PostponedGradients(most_bytes=most_bytes)
-        self._places = {id(param): place for param, place in zip(parameters, places, strict=True)}
+        self._places: dict[Tensor, Tensor] = dict(zip(parameters, places, strict=True))
         self.pieces = _cut(parameters, places, flat, piece_bytes)
-        self._direct: Collection[int] = ()
         self._each: Iterator[Tensor] = iter(())
 
     def taking(self) -> AbstractContextManager[None]:
@@ -75,10 +74,10 @@ class PostponedPieces:
             direct: ids of parameters whose places hold a gradient of the backward already.
         """
         order = list(reversed(self.postponed.waiting))
-        left, self._direct = {id(weight) for weight in order}, direct
+        left = {id(weight) for weight in order}
         for weight in order:
             # What other uses of a weight have left is added to.
-            weight.grad = self._places[id(weight)] if id(weight) in direct else None
+            weight.grad = self._places[weight] if id(weight) in direct else None
         complete = iter(self.pieces)
         following = next(complete, None)
 
@@ -95,17 +94,13 @@ class PostponedPieces:
             if pieces := tuple(completed()):
                 found.append(Group(num, pieces))
                 num = 0
-        self._each = self.postponed.each()
+        self._each = self.postponed.each(self._places)
         return found
 
     def compute(self, num_weights: int) -> None:
         """Compute the next ones."""
         for _ in range(num_weights):
-            weight = next(self._each)
-            if id(weight) not in self._direct:
-                assert weight.grad is not None
-                self._places[id(weight)].copy_(weight.grad)
-            weight.grad = None
+            next(self._each).grad = None
 
     def forget(self) -> None:
         """Compute nothing of what was put off."""
@@ -156,15 +151,10 @@ def _cut(
     parameters: Sequence[nn.Parameter], places: Sequence[Tensor], flat: Tensor, piece_bytes: int
 ) -> list[DensePiece]:
     """Pieces of `flat` from end to end."""
-    starts, members = [0], [list[tuple[nn.Parameter, Tensor]]()]
-    for param, place in zip(parameters, places, strict=True):
-        start = int(place.storage_offset() - flat.storage_offset())
-        if members[-1] and (start - starts[-1] + place.numel()) * flat.itemsize > piece_bytes:
-            starts.append(start)
-            members.append([])
-        members[-1].append((param, place))
-    ends = [*starts[1:], flat.numel()]
+    place_of = dict(zip(map(id, parameters), places, strict=True))
+    members = in_pieces(parameters, piece_bytes)
+    starts = [int(place_of[id(own[0])].storage_offset() - flat.storage_offset()) for own in members]
     return [
-        DensePiece(flat[start:end], *zip(*own)) if own else DensePiece(flat[start:end], (), ())
-        for start, end, own in zip(starts, ends, members)
+        DensePiece(flat[start:end], tuple(own), tuple(place_of[id(param)] for param in own))
+        for start, end, own in zip(starts, [*starts[1:], flat.numel()], members)
     ]

@@ -13,6 +13,7 @@ layer are updated when the next forward reaches it (`late_update.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -25,7 +26,7 @@ from freescale.comm.world import Ranks
 from freescale.kernels.runtime import PostponedGradients
 from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
-from freescale.train.compute.dense_gradients import FlatSum
+from freescale.train.compute.dense_gradients import FlatSum, in_pieces
 from freescale.train.compute.late_update import LateUpdate, Piece
 
 
@@ -87,8 +88,8 @@ class SplitBackward:
         self._start(set())
         self._total.wait()
         under_way, self._under_way = self._under_way, []
-        for piece in under_way:
-            piece.hand_out()
+        for param, grad in (each for piece in under_way for each in piece.gradients()):
+            param.grad = grad
 
     def leave(self, *, lr: float) -> bool:
         """Instead of waiting, leave what is under way to the next forward, where that is possible."""
@@ -115,21 +116,12 @@ class SplitBackward:
 
 def _pieces(parameters: list[nn.Parameter], total: FlatSum | None) -> list[list[nn.Parameter]]:
     """The same on every rank: by type, in the order of the model, lowest layers first; one where a start is a wait."""
+    kinds = list(dict.fromkeys(param.dtype for param in parameters))
     most = bucket_bytes(sum(param.nbytes for param in parameters))
-    found: list[list[nn.Parameter]] = []
-    for dtype in dict.fromkeys(param.dtype for param in parameters):
-        size = 0
-        for param in parameters:
-            if param.dtype != dtype:
-                continue
-            fits = size and size + param.nbytes <= most
-            if size and (fits or total is None or not total.only_starts):
-                found[-1].append(param)
-            else:
-                found.append([param])
-                size = 0
-            size += param.nbytes
-    return found
+    parts = total is not None and total.only_starts
+    return in_pieces(
+        sorted(parameters, key=lambda param: kinds.index(param.dtype)), most if parts else math.inf
+    )
 
 
 def _gradient(param: nn.Parameter) -> Tensor:

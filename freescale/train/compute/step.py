@@ -297,7 +297,7 @@ class TrainStep:
         assert self._padded is not None
         for extension in self.extensions:
             extension.begin(ready)
-        captured = self._padded.is_recorded(padded)
+        captured = self._padded.recordings.will_replay(padded)
         with self.timer.padded(ready.batch, num_tokens=padded.num_tokens):
             losses, norms = self._padded.run_whole(padded)
         if not losses.is_cuda:
@@ -329,11 +329,12 @@ class TrainStep:
 
     def captured_share(self) -> float | None:
         """Of all batches those that were replayed; None where none could be."""
-        return None if self._padded is None else self._padded.share()
+        return None if self._padded is None else self._padded.recordings.share()
 
     def capture_story(self) -> str | None:
-        """How many batches were replayed, and why others were not; None where none could be."""
-        return None if self._padded is None else self._padded.story()
+        """How many batches were replayed, why others were not, and what pads cost; None where none could be."""
+        story = None if self._padded is None else self._padded.recordings.story()
+        return None if story is None else f"{story}; pads add {self.timer.pads:.1%} to the tokens"
 
     def check(self, plan: StepPlan, histories: Tensor, result: StepResult) -> None:
         """Raise where the loss of a step over these histories is no number."""
@@ -368,7 +369,7 @@ class TrainStep:
     def _padded_forward_backward(self, padded: PaddedBatch, ready: ReadyBatch) -> tuple[Tensor, bool]:
         """The loss, and whether it comes from a replay."""
         assert self._padded is not None, "a step without a recorder takes no padded batches"
-        captured = self._padded.are_recorded(padded.parts)
+        captured = self._padded.recordings.will_replay_all(padded.parts)
         if self._late is not None:
             self._late.step_begins()
         with self.timer.padded(ready.batch, num_tokens=sum(part.num_tokens for part in padded.parts)):

@@ -140,3 +140,30 @@ def test_only_forwards_inside_put_anything_off():
     linear(torch.ones(1, 2), weight).sum().backward()
     assert taker.num_postponed == 0
     assert weight.grad is not None
+
+
+@pytest.mark.parametrize(("uses", "cached"), [(1, True), (2, True), (3, True), (2, False)])
+def test_gradients_in_half_precision_go_to_their_places_with_the_bits_of_autograd(uses, cached):
+    """A narrow product is made wide where it is put; before others are added, where each use has a cast of its own."""
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(40, 8), torch.randn(8, 8), torch.randn(8)
+
+    def use(product):
+        def model(x, *weights):
+            with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):
+                for _ in range(uses):
+                    x = product(x, *weights)
+            return x
+
+        return model
+
+    _, *wanted = gradients(x, [weight, bias], use=use(F.linear))
+    weights = [each.clone().requires_grad_() for each in (weight, bias)]
+    places = {each: torch.full_like(each, float("nan")) for each in weights}
+    taker = PostponedGradients(most_bytes=FAR)
+    with taker.taking():
+        use(linear)(x.clone().requires_grad_(), *weights).square().sum().backward()
+    taken = list(taker.each(places))
+    assert [id(each) for each in taken] == [id(weights[1]), id(weights[0])]
+    assert all(each.grad is None for each in weights)
+    assert_equal(list(places.values()), wanted)

@@ -44,6 +44,7 @@ def test_a_padded_batch_is_measured_by_the_moments_around_it(monkeypatch: pytest
     with timer.padded(SequenceBatch.from_sequences([{"item": torch.zeros(5)}]), num_tokens=64):
         now[0] += 2.0
     record_into(None)
+    assert timer.pads == 59 / 5
     assert [load.tokens for load in described] == [64], "the device works on pads, too"
     (step,) = timer.take()
     assert (step.tokens, step.ms) == (5, pytest.approx(2000.0))

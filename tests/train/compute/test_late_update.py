@@ -13,8 +13,8 @@ from torch import nn
 from freescale.errors import TrainingError
 from freescale.model.encoders.hstu import HSTU, HSTULayer
 from freescale.train.accounts.timer import StepTimer
-from freescale.train.compute import dense_gradients, split_backward
-from freescale.train.compute.late_update import BEFORE, LateUpdate, Piece, layers_of
+from freescale.train.compute import dense_gradients, late_update, split_backward
+from freescale.train.compute.late_update import BEFORE, LateUpdate, Piece, by_layer, layers_of
 from freescale.train.loop import train
 from tests.ranks import run_on_ranks
 from tests.small_run import make_run, train_small
@@ -121,6 +121,19 @@ def test_an_encoder_that_promises_layers_and_has_none_is_told():
     del model.encoder.layers
     with pytest.raises(TrainingError, match=r"no `layers` to call(.|\n)*Encoder.layers is NoneType"):
         layers_of(model)
+
+
+@pytest.mark.parametrize(("most", "groups"), [(1, [1, 1, 1]), (8, [2, 1]), (1 << 20, [3])])
+def test_weights_are_grouped_as_pieces_of_their_gradients_travel(
+    most: int, groups: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece that begins in a layer is waited for, and updated, with that layer."""
+    monkeypatch.setattr(late_update, "bucket_bytes", lambda num_bytes: most)
+    model = Model()
+    found = by_layer(model)
+    assert [len(each) for each in found] == groups
+    wanted = [model.encoder.scale, *(layer.weight for layer in model.encoder.layers)]
+    assert [id(param) for each in found for param in each] == [id(param) for param in wanted]
 
 
 def beside_the_forward(rank: int, recipe: tuple[str, ...], folder: Path) -> list[str]:

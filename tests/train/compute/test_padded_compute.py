@@ -64,7 +64,7 @@ class Steps:
 
     def take(self, *lengths, padded=None):
         padded = padded or self.pad(*lengths)
-        replayed = self.compute.is_recorded(padded)
+        replayed = self.compute.recordings.will_replay(padded)
         self.compute.run({"item": torch.randn(padded.real_rows["item"], DIM, dtype=torch.float64)}, padded)
         return replayed
 
@@ -77,7 +77,8 @@ def test_all_foreseen_sizes_are_recorded_with_the_first_of_them():
     assert all(steps.take(*lengths) for lengths in [(40, 40, 10), (40, 40, 40, 39), (1,), (40, 40, 40)])
     assert steps.recorder.count == 3
     assert (
-        steps.compute.story() == "5 of 6 batches replayed from 3 recordings; not replayed: 1 the first step"
+        steps.compute.recordings.story()
+        == "5 of 6 batches replayed from 3 recordings; not replayed: 1 the first step"
     )
 
 
@@ -95,7 +96,7 @@ def test_another_size_is_recorded_when_it_is_met_again():
     large = (40, 40, 40, 40, 40)
     assert not steps.take(*large)
     assert steps.take(*large)
-    assert "1 of a size that was not foreseen" in steps.compute.story()
+    assert "1 of a size that was not foreseen" in steps.compute.recordings.story()
     other = Steps(PaddingSizes())
     assert [other.take(20, 20) for _ in range(4)] == [False, False, True, True]
 
@@ -104,7 +105,7 @@ def test_a_size_that_cannot_be_recorded_is_computed_as_usual_and_counted(monkeyp
     steps = Steps()
     monkeypatch.setattr(steps.recorder, "record", lambda work: None)
     assert not any(steps.take(20, 20) for _ in range(3))
-    assert "2 that could not be recorded" in steps.compute.story()
+    assert "2 that could not be recorded" in steps.compute.recordings.story()
 
 
 def test_batches_made_before_all_lists_were_known_are_computed_as_usual():
@@ -116,7 +117,7 @@ def test_batches_made_before_all_lists_were_known_are_computed_as_usual():
     assert steps.recorder.count == 0
     assert steps.take(30)
     assert steps.recorder.count == 3
-    assert "1 made ready before all was known that its kernels read" in steps.compute.story()
+    assert "1 made ready before all was known that its kernels read" in steps.compute.recordings.story()
 
 
 def test_a_batch_made_before_its_parcel_had_grown_is_computed_as_usual():
@@ -130,7 +131,7 @@ def test_a_batch_made_before_its_parcel_had_grown_is_computed_as_usual():
     steps.take(padded=early[0])
     assert steps.take(30)
     assert not steps.take(padded=early[1])
-    assert "1 too large for one copy" in steps.compute.story()
+    assert "1 too large for one copy" in steps.compute.recordings.story()
 
 
 def test_the_parts_of_a_batch_that_fit_make_the_smaller_sizes():
@@ -245,7 +246,7 @@ def test_a_recorder_without_room_leaves_steps_as_they_were(monkeypatch):
     monkeypatch.setattr(steps.recorder, "try_out", lambda work, size, shrink: False)
     assert not any(steps.take(20, 30) for _ in range(4))
     assert steps.recorder.count == 0
-    assert "could not be recorded" in steps.compute.story()
+    assert "could not be recorded" in steps.compute.recordings.story()
 
 
 class Doing(MadeUp):
@@ -310,13 +311,13 @@ def test_what_is_put_off_is_recorded_in_pieces():
     told: list[DensePiece] = []
     for expected in (False, True, True):
         padded = steps.pad(20, 30)
-        assert compute.is_recorded(padded) == expected
+        assert compute.recordings.will_replay(padded) == expected
         compute.run({"item": rows[: padded.real_rows["item"]]}, padded)
         told.clear()
         compute.compute_later(told.append)
         assert told == compute.later.pieces
     graphs = [
-        [graph for graph, _ in each.later if graph is not None] for each in compute._recordings.values()
+        [graph for graph, _ in each.later if graph is not None] for each in compute.recordings.made.values()
     ]
     assert len(graphs) == 3
     assert len(graphs[0]) >= 3
@@ -342,11 +343,11 @@ def test_a_piece_that_cannot_be_recorded_leaves_nothing_behind():
         piece_bytes=2000,
     )
     for _ in range(2):
-        assert not compute.is_recorded(padded)
+        assert not compute.recordings.will_replay(padded)
         compute.run({"item": rows}, padded)
         compute.compute_later(lambda piece: None)
         assert torch.equal(compute.flat, plain)
-    assert not compute._recordings
+    assert not compute.recordings.made
 
 
 class Cuts(Doing):
@@ -394,7 +395,7 @@ def test_a_replay_stops_before_each_layer_whose_weights_are_still_on_their_way(k
     assert set(layers) >= {0, 1}
     for _ in range(3):
         padded = steps.pad(20, 30)
-        replays = compute.is_recorded(padded)
+        replays = compute.recordings.will_replay(padded)
         seen.clear()
         compute.run({"item": torch.randn(padded.real_rows["item"], DIM, dtype=torch.float64)}, padded)
         under_way: list[DensePiece] = []
@@ -424,12 +425,12 @@ def test_what_a_try_has_left_when_memory_was_full_is_not_added_to_the_next_batch
     groups = PostponedPieces.groups
     for full in (False, True):
         monkeypatch.setattr(PostponedPieces, "groups", run_out if full else groups)
-        assert not compute.is_recorded(padded)
+        assert not compute.recordings.will_replay(padded)
         monkeypatch.setattr(PostponedPieces, "groups", groups)
         compute.run({"item": rows}, padded)
         compute.compute_later(lambda piece: None)
         assert torch.equal(compute.flat, plain)
-    assert not compute._recordings
+    assert not compute.recordings.made
 
 
 def run_out(self, direct):
@@ -441,8 +442,8 @@ def test_a_batch_whose_lists_have_no_fixed_size_is_never_recorded():
     steps = Steps()
     loose = [replace(steps.pad(20, 30), fixed=False) for _ in range(4)]
     assert not any(steps.take(padded=one) for one in loose)
-    assert "3 with more pairs of tokens than gradients are kept for" in steps.compute.story()
-    assert not steps.compute._met
+    assert "3 with more pairs of tokens than gradients are kept for" in steps.compute.recordings.story()
+    assert not steps.compute.recordings._met
     assert steps.take(20, 30)
     assert not steps.take(padded=loose[0]), "nor does it take the place of one that is"
 
