@@ -1,4 +1,4 @@
-"""Copy rates of a GPU, and what exchanges cost the compute beside them: by kernels that hold SMs, by copy engines."""
+"""Copy rates of a GPU; what exchanges cost the compute beside them, by kernels and by copy engines; gaps of graphs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 
 import torch
+
+from freescale.profiling.stopwatch import Stopwatch
 
 _COPY_BYTES = 256 << 20
 _PIECE_BYTES = 32 << 20
@@ -15,11 +17,13 @@ _LONG_PIECE_BYTES = 512 << 20
 _BLOCKS = 16
 _PRODUCTS = 20
 _SIZE = 8192
+_CUTS, _KERNELS = 16, 4
+_KERNEL_NUMBERS = 1 << 22
 
 
 def measure_gpu(device: torch.device) -> dict[str, float]:
     """Rates in 10^9 bytes a second, slowdowns as times the time alone."""
-    return {**_copy_rates(device), **_slowdowns(device)}
+    return {**_copy_rates(device), **_slowdowns(device), "graph_cut_us": graph_cut_us(device)}
 
 
 def _copy_rates(device: torch.device) -> dict[str, float]:
@@ -93,3 +97,38 @@ def _slowdowns(device: torch.device) -> dict[str, float]:
         "sm_kernel_slowdown": max(1.0, sorted(kernels)[2] / base),
         "sm_free_slowdown": max(1.0, sorted(engines)[2] / base),
     }
+
+
+def graph_cut_us(device: torch.device) -> float:
+    """Microseconds by which a GPU stands still longer between two CUDA graphs than between two kernels of one."""
+    with torch.cuda.device(device):
+        return _graph_cut_us(device)
+
+
+def _graph_cut_us(device: torch.device) -> float:
+    numbers = torch.zeros(_KERNEL_NUMBERS, device=device)
+
+    def graph_of(num_kernels: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of this process may use the GPU meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(num_kernels):
+                numbers.add_(1.0)
+        return graph
+
+    numbers.add_(1.0)  # loads the kernel
+    whole, parts = [graph_of(_CUTS * _KERNELS)], [graph_of(_KERNELS) for _ in range(_CUTS)]
+    watch = Stopwatch(device)
+
+    def ms_of(graphs: list[torch.cuda.CUDAGraph]) -> float:
+        def replay() -> None:
+            for graph in graphs:
+                graph.replay()
+
+        found = []
+        for _ in range(9):
+            watch.run(replay)
+            found.append(watch.ms)
+        return sorted(found)[len(found) // 2]
+
+    return 1000 * max(0.0, ms_of(parts) - ms_of(whole)) / (_CUTS - 1)

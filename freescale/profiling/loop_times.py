@@ -33,6 +33,8 @@ class LoopTimes:
         exchanges: for how long ranks that have all arrived stand still for each other's rows and gradients.
         steps: forward and backward of this rank in the largest batches, beside all others.
         shortest: the same in the smallest.
+        pads: what padded batches, which a GPU replays, compute for nothing, over all that somebody wants.
+        captured: share of the steps that were replayed.
     """
 
     host: Timing
@@ -40,6 +42,8 @@ class LoopTimes:
     exchanges: Timing
     steps: list[MeasuredStep]
     shortest: list[MeasuredStep]
+    pads: float = 0.0
+    captured: float = 0.0
 
 
 def measure_loop(
@@ -67,6 +71,8 @@ def measure_loop(
         exchanges=line_over_tokens(tokens, (low.exchanges_ms, high.exchanges_ms)),
         steps=high.steps,
         shortest=low.steps,
+        pads=high.pads,
+        captured=high.captured,
     )
 
 
@@ -98,6 +104,8 @@ class ShortRun:
     exchanges_ms: float
     tokens: float
     steps: list[MeasuredStep]
+    pads: float = 0.0
+    captured: float = 0.0
 
 
 def short_run(config: Config, ranks: Ranks, *, samples: int, hiding: bool, folder: Path) -> ShortRun:
@@ -147,4 +155,6 @@ def short_run(config: Config, ranks: Ranks, *, samples: int, hiding: bool, folde
         exchanges_ms=median(1000 * fmean(one.comm for one in step.ranks) for step in steps),
         tokens=tokens / ranks.num_ranks,
         steps=computed,
+        pads=run.train_step.timer.pads,
+        captured=run.train_step.captured_share() or 0.0,
     )

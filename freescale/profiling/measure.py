@@ -121,6 +121,7 @@ def _profile_of(config: Config, found: _Found, begun: _Begun, *, shared_by: int)
             "seconds": round(time.monotonic() - begun.at, 1),
             "shapes": len(steps.steps["forward"]),
             "gaps": "host",
+            "postponed_without_room": round(steps.share_without_room, 3),
             "cores": os.cpu_count(),
             "load_average": round(begun.load, 2),
             "machine": platform.machine(),
@@ -131,15 +132,22 @@ def _profile_of(config: Config, found: _Found, begun: _Begun, *, shared_by: int)
     )
 
 
-def disturbed(profile: Profile) -> str | None:
-    """What to say where others used the machine when it began to be measured; None where they did not."""
+def doubts(profile: Profile) -> list[str]:
+    """What to say where the machine was disturbed when it began to be measured, or short of memory."""
+    found = []
     load, cores = float(profile.facts["load_average"]), int(profile.facts["cores"])
-    if load <= cores / 4:
-        return None
-    return (
-        f"others used this machine: load average {load:.1f} on {cores} cores before it began, so times are too long; "
-        "measure again when it is idle"
-    )
+    if load > cores / 4:
+        found.append(
+            f"others used this machine: load average {load:.1f} on {cores} cores before it began, so times are too "
+            "long; measure again when it is idle"
+        )
+    if without := float(profile.facts["postponed_without_room"]):
+        found.append(
+            f"{without:.1%} of the weight gradients that can be postponed were computed at once: what they are made of "
+            "had no room, so `weights` is too short for runs that have; pipeline.postpone_mb gives more, fewer "
+            "samples (--samples) need less"
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -205,13 +213,15 @@ def _measure_gpu(
     steps = measure_steps(config, device, seconds=seconds, most_samples=most_samples)
     say("what a step costs the host")
     alone = Ranks(rank=0, num_ranks=1, device=device)
-    hosts = {
-        name: measure_loop(config, alone, most_samples=most_samples, hiding=hiding).host
+    loops = {
+        name: measure_loop(config, alone, most_samples=most_samples, hiding=hiding)
         for name, hiding in (("host", False), ("host_hiding", True))
     }
-    times = {**_fits(steps), **hosts}
+    times = {**_fits(steps), **{name: loop.host for name, loop in loops.items()}}
     say("copies, and compute beside them")
-    rates = {**measure_gpu(device), **_batch_rates(steps, times)}
+    rates = {**measure_gpu(device), **_batch_rates(steps, times), "pads": loops["host_hiding"].pads}
+    if not loops["host_hiding"].captured:
+        del rates["graph_cut_us"]  # steps of this recipe are no graphs
     # Two ranks need two GPUs, or virtual ones: what an exchange through the host could reach stands in for it.
     slower = min(rates["host_to_device_gb_per_s"], rates["device_to_host_gb_per_s"])
     instead = {"exchange_gb_per_s": slower, "exchange_us": 55.0, "sum_gb_per_s": slower, "sum_us": 55.0}

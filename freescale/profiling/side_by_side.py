@@ -108,6 +108,8 @@ def _put_together(found: Sequence[Mapping[str, Any]]) -> SideBySide:
         steps.singles += [MeasuredStep(*step) for step in one["singles"]]
         steps.same += [MeasuredStep(*step) for step in one["same"]]
         steps.longest = max(steps.longest, one["longest"])
+        steps.num_postponed += one["num_postponed"]
+        steps.num_without_room += one["num_without_room"]
     lines = {name: Timing(**line) for name, line in first["lines"].items()}
     in_a_run = {
         name: [MeasuredStep(*step) for one in found for step in one["in_a_run"][name]]
@@ -148,6 +150,8 @@ def _measure(
         "dense_parameters": steps.dense_parameters,
         "row_bytes": steps.row_bytes,
         "tables": steps.tables,
+        "num_postponed": steps.num_postponed,
+        "num_without_room": steps.num_without_room,
         # A run counts the tokens and pairs that segments leave and features add; parts measured alone count those
         # of whole histories.
         "in_a_run": asdict(in_a_run if sample_work(config, features).is_whole else InARun()),

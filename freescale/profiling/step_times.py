@@ -29,16 +29,18 @@ from freescale.recipe import (
     build_optimizer,
     build_source,
     build_tables,
+    room_to_postpone,
 )
-from freescale.sim import TableLoad, write_tables
+from freescale.sim import BY_LAYER, TableLoad, write_tables
+from freescale.train import by_layer, update_only
 
-PARTS = ("forward", "backward", "weights", "optimizer", "find", "gather", "update", "host")
+PARTS = ("forward", "backward", "weights", "optimizer", BY_LAYER, "find", "gather", "update", "host")
 # Fewer shapes than this cannot tell fixed, linear and quadratic cost apart and leave some to test on.
 FEWEST_SHAPES = 20
 _REPEATS = 3
+_LEAST_KEPT_BYTES = 1 << 26
 _SAME = 24
 """Repeats of one batch near the operating point: what a step varies by itself, whatever the fit is worth."""
-_MOST_KEPT_BYTES = 2 << 30
 
 
 @dataclass
@@ -53,6 +55,8 @@ class StepTimes:
         dense_parameters: of the model.
         row_bytes: of a row as it travels; of several tables, the mean of all rows that steps have looked up.
         tables: what is known of them, where features have rows in some.
+        num_postponed: weight gradients that waited, over all batches.
+        num_without_room: others that would have, and were computed at once for want of memory.
     """
 
     steps: dict[str, list[MeasuredStep]] = field(default_factory=lambda: {name: [] for name in PARTS})
@@ -62,6 +66,13 @@ class StepTimes:
     dense_parameters: int = 0
     row_bytes: int = 0
     tables: str = ""
+    num_postponed: int = 0
+    num_without_room: int = 0
+
+    @property
+    def share_without_room(self) -> float:
+        """Of all weight gradients that could have waited."""
+        return self.num_without_room / max(1, self.num_without_room + self.num_postponed)
 
 
 def measure_steps(
@@ -84,6 +95,7 @@ def measure_steps(
     tables = build_tables(config, source, ranks, features)
     embedding, id_map = tables.embedding, tables.id_map
     optimizer = build_optimizer(config, model, device)
+    layers = by_layer(model)
     watch = Stopwatch(device)
     found = StepTimes(
         dense_parameters=sum(each.numel() for each in model.parameters()),
@@ -91,6 +103,7 @@ def measure_steps(
     )
     if features is not None:
         found.tables = write_tables(table_loads(config, features, embedding))
+    most_bytes = room_to_postpone(config, device)  # as much as a run lets them keep
     widths = {name: plan.spec.dim for name, plan in embedding.plans.items()}
     moved = [0, 0]
     # As in training: a CPU multiplies in float32 all the same.
@@ -128,6 +141,10 @@ def measure_steps(
         ms["backward"] = watch.ms
         watch.run(optimizer.step)
         ms["optimizer"] = watch.ms
+        gradients = [{param: param.grad for param in params if param.grad is not None} for params in layers]
+        # As beside the next forward, where each layer is updated when its turn comes: small updates fill few SMs.
+        watch.run(lambda: [update_only(optimizer, each) for each in gradients])
+        ms[BY_LAYER] = watch.ms
         updated = list(lookups.values())
         watch.run(lambda: embedding.update_all(updated, lr=config.embedding.lr, step=step + 1))
         ms["update"] = watch.ms
@@ -138,14 +155,26 @@ def measure_steps(
         return ms
 
     def weight_gradients(rows: IntArray, step: int) -> float:
-        """Milliseconds of what a split backward puts off."""
+        """Milliseconds of what a split backward puts off; less of it where memory runs out."""
+        nonlocal most_bytes
+        while True:
+            try:
+                return postponed(rows, step)
+            except torch.OutOfMemoryError:
+                if not most_bytes:
+                    raise
+                most_bytes = most_bytes * 3 // 4 if most_bytes > _LEAST_KEPT_BYTES else 0
+
+    def postponed(rows: IntArray, step: int) -> float:
         lookups, indexed = look_up_all(examples.batch(rows, step=step), step)
         optimizer.zero_grad(set_to_none=True)
-        later = PostponedGradients(most_bytes=_MOST_KEPT_BYTES)
+        later = PostponedGradients(most_bytes=most_bytes)
         with later.taking(), torch.autograd.set_multithreading_enabled(False):
             with autocast, dropout_keys(seed=config.run.seed, step=step):
                 loss = forward(lookups, indexed) / max(1, indexed.num_tokens)
             loss.backward()
+        found.num_postponed += later.num_postponed
+        found.num_without_room += later.num_without_room
         watch.run(later.compute)
         return watch.ms
 
@@ -188,7 +217,13 @@ def _keep(found: StepTimes, rows: IntArray, repeats: list[dict[str, float]]) -> 
     found.longest = max(found.longest, int(lengths.max(initial=0)))
     for name in ("forward", "backward", "weights", "host"):
         found.steps[name].append(MeasuredStep.of(lengths, ms=middle[name]))
-    counts = {"find": middle["asked"], "gather": middle["rows"], "update": middle["rows"], "optimizer": 0.0}
+    counts = {
+        "find": middle["asked"],
+        "gather": middle["rows"],
+        "update": middle["rows"],
+        "optimizer": 0.0,
+        BY_LAYER: 0.0,
+    }
     for name, count in counts.items():
         found.steps[name].append(MeasuredStep(num_samples=0, tokens=int(count), squares=0.0, ms=middle[name]))
     found.singles += [MeasuredStep.of(lengths, ms=one["forward"] + one["backward"]) for one in repeats]

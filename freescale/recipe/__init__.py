@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from freescale.recipe.items import item_content
     from freescale.recipe.model import build_model, encoder_shape
     from freescale.recipe.optim import build_optimizer
+    from freescale.recipe.pipeline import room_to_postpone
     from freescale.recipe.reading.keys import changed as changed_keys
     from freescale.recipe.reading.load import (
         describe_keys,

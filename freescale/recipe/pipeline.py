@@ -115,12 +115,13 @@ def postpone_bytes(
                 f"all weights are updated before the next forward begins, not layer by layer in it: the encoder "
                 f"{config.model.kind} does not say `calls_layers`",
             )
-        return _room_to_postpone(config, ranks.device)
+        return room_to_postpone(config, ranks.device)
     progress.notice(0, f"weight gradients in the plain order, not postponed: {reason}")
     return None
 
 
-def _room_to_postpone(config: Config, device: torch.device) -> int:
+def room_to_postpone(config: Config, device: torch.device) -> int:
+    """Bytes that what is kept for postponed weight gradients may take, asked before the first of them."""
     from freescale.kernels.runtime import free_bytes
 
     if config.pipeline.postpone_mb is not None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from freescale.sim.costs.plans import loads_of
     from freescale.sim.costs.setting import Features, Setting
     from freescale.sim.inputs.cluster import load_cluster, preset_names
-    from freescale.sim.inputs.profile import WEIGHTS, Profile, Timing, cost_model_of
+    from freescale.sim.inputs.profile import BY_LAYER, WEIGHTS, Profile, Timing, cost_model_of
     from freescale.sim.inputs.table_loads import TableLoad, write_tables
     from freescale.sim.inputs.workload import Workload
 else:

@@ -28,6 +28,7 @@ from freescale.kernels import (
 from freescale.kernels.attention import reference
 from freescale.kernels.rows.api import sum_by_row
 from freescale.kernels.runtime import Readback
+from freescale.profiling.gpu_rates import graph_cut_us
 from freescale.recipe import build_run, build_source, load_config
 from freescale.train.compute.seeds import seed_random_numbers
 from freescale.train.log.events import Progress
@@ -361,3 +362,7 @@ def test_numbers_on_their_way_to_the_host_hold_up_no_compute():
     torch.cuda.current_stream().synchronize()
     assert not copied.query(), "compute has waited for the copy"
     assert found.read().tolist() == [3.0, 3.0]
+
+
+def test_gaps_between_graphs_are_microseconds():
+    assert 0 <= graph_cut_us(torch.device("cuda", torch.cuda.current_device())) < 100

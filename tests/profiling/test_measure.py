@@ -19,9 +19,11 @@ from freescale.app.cli import app
 from freescale.balance.costs.cost_fit import MeasuredStep
 from freescale.comm.world.shared_gpu.shares import Shared
 from freescale.errors import ConfigError, TrainingError
+from freescale.kernels.runtime import PostponedGradients
 from freescale.profiling import measure
+from freescale.profiling.loop_times import LoopTimes
 from freescale.profiling.side_by_side import InARun, SideBySide, measure_side_by_side
-from freescale.profiling.step_times import FEWEST_SHAPES, StepTimes, shapes
+from freescale.profiling.step_times import FEWEST_SHAPES, StepTimes, measure_steps, shapes
 from freescale.recipe import Config, load_config
 from freescale.sim.inputs.profile import TIMES, Timing, parse_profile
 from tests.ranks import run_on_ranks
@@ -67,7 +69,7 @@ def test_a_profile_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         load_config(None, SMALL), device="cpu", seconds=0.1, most_samples=8, command="test", say=said.append
     )
     assert torch.get_num_threads() == threads
-    assert set(profile.times) == {*TIMES, "host_hiding", "weights"}
+    assert set(profile.times) == {*TIMES, "host_hiding", "weights", "optim_by_layer"}
     backward, weights = (
         float(profile.times[name].seconds(samples=8, tokens=200, squares=6000))
         for name in ("backward", "weights")
@@ -102,6 +104,57 @@ def test_a_profile_of_a_busy_machine_is_said_to_be_one(
     shown = CliRunner().invoke(app, ["profile", *options], catch_exceptions=False).output
     assert json.loads(out.read_text())["facts"]["load_average"] == load
     assert ("load average 3.1 on 2 cores" in " ".join(shown.split())) is said
+
+
+def test_weight_gradients_without_room_are_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A profile lets them keep what a run would: with less of it they are computed at once, and not measured."""
+    monkeypatch.setattr(measure, "measure_side_by_side", pretend)
+    out = tmp_path / "profile.json"
+    said = []
+    for room in ("pipeline.postpone_mb=0.05", "pipeline.postpone_mb=null"):
+        options = ["--device", "cpu", "--seconds", "1", "--samples", "4", "--out", str(out), *SMALL, room]
+        shown = CliRunner().invoke(app, ["profile", *options], catch_exceptions=False).output
+        said.append("of the weight gradients" in " ".join(shown.split()))
+        share = json.loads(out.read_text())["facts"]["postponed_without_room"]
+        assert (share > 0) is said[-1]
+    assert said == [True, False]
+
+
+@pytest.mark.parametrize("captured", [0.0, 0.9])
+def test_a_profile_of_a_gpu_knows_pads_and_gaps_where_its_steps_were_replayed(
+    captured: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = LoopTimes(*(Timing(fixed_ms=0.2),) * 3, [], [], pads=0.02 if captured else 0.0, captured=captured)
+    copies = {f"{way}_gb_per_s": 50.0 for way in ("host_to_device", "device_to_host", "device_to_device")}
+    beside = {"sm_kernel_slowdown": 1.1, "sm_free_slowdown": 1.0, "graph_cut_us": 4.0}
+    on_cpu = torch.device("cpu")
+    monkeypatch.setattr(measure, "device_name", lambda device: "a GPU")
+    monkeypatch.setattr(
+        measure, "measure_steps", lambda config, device, **options: measure_steps(config, on_cpu, **options)
+    )
+    monkeypatch.setattr(measure, "measure_loop", lambda *args, **options: loop)
+    monkeypatch.setattr(measure, "measure_gpu", lambda device: copies | beside)
+    found = measure._measure_gpu(load_config(None, SMALL), torch.device("cuda"), 0.0, 2, lambda text: None)
+    assert found.rates["pads"] == loop.pads
+    assert ("graph_cut_us" in found.rates) is (captured > 0)
+    assert found.times["host_hiding"] == loop.host
+
+
+def test_where_memory_runs_out_less_is_kept_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms: list[int] = []
+    taking = PostponedGradients.taking
+
+    def short(self: PostponedGradients) -> Any:
+        rooms.append(self.most_bytes)
+        if self.most_bytes > 1 << 30:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return taking(self)
+
+    monkeypatch.setattr(PostponedGradients, "taking", short)
+    found = measure_steps(load_config(None, SMALL), torch.device("cpu"), seconds=0.0, most_samples=2)
+    assert rooms[:4] == [2 << 30, 3 << 29, 9 << 27, 27 << 25]
+    assert set(rooms[4:]) == {27 << 25}, "it stays so"
+    assert len(found.steps["weights"]) == FEWEST_SHAPES
 
 
 @pytest.mark.parametrize("device", ["tpu", "CPU", "cuda:1", ""])

@@ -200,7 +200,7 @@ def profile(
     recipe, overrides = split_arguments(arguments or [])
     config = load_config(recipe, overrides)
     from freescale.pages import replace_file
-    from freescale.profiling import disturbed, measure_profile
+    from freescale.profiling import doubts, measure_profile
     from freescale.sim import profile_table
 
     console = Console(stderr=True)
@@ -220,8 +220,8 @@ def profile(
     for name, rate in measured.rates.items():
         say(f"{name}: {rate:,.4g}")
     say(f"{out}: a step varies by {measured.jitter:.1%}; {measured.facts['seconds']:.0f} s")
-    if (warning := disturbed(measured)) is not None:
-        say(warning)
+    for doubt in doubts(measured):
+        say(doubt)
 
 
 def simulate(

@@ -95,6 +95,17 @@ def _assumptions(setting: Setting, num_ranks: int) -> list[Mark]:
             f"by the fitted line above {longest:,.0f} events",
         )
     )
+    for rate, part, told in (
+        (
+            "pads",
+            "pads of replayed steps",
+            "{:.1%} more tokens are computed, in runs of the profiled lengths",
+        ),
+        ("graph_cut_us", "graphs of a split step", "{:.1f} us between two of them"),
+    ):
+        measured = f"rates.{rate}" in profile.measured
+        why = told.format(profile.rates[rate]) if measured else "not in this profile; counted as nothing"
+        found.append(Mark(part, CALIBRATED if measured else EXTRAPOLATED, why))
     if WEIGHTS not in profile.times and setting.weights_share > 0:
         share = (
             f"assumed to take {setting.weights_share:.0%} of the backward; not timed on {profile.hardware}"

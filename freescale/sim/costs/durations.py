@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from freescale.sim.costs.node_hops import NodeHops, can_hop
 from freescale.sim.costs.plans import Loads
 from freescale.sim.costs.rank_links import links_of, measured_s, measured_sum
 from freescale.sim.costs.setting import Features, Setting
-from freescale.sim.inputs.profile import WEIGHTS, Timing
+from freescale.sim.inputs.profile import BY_LAYER, WEIGHTS, Timing
 from freescale.sim.inputs.workload import Workload
 
 
@@ -113,11 +114,13 @@ def measure_out(
     handed_on = {"moved": rows.moved, "shared": rows.shared, "alone": rows.alone}
     relay_work = {} if hops is None else {name: at_owner(each, "gather") for name, each in handed_on.items()}
 
+    # Steps of a GPU are replayed: pads are computed like tokens, and nobody looks back from them.
+    computed = replace(loads, tokens=loads.tokens * (1 + setting.profile.rates.get("pads", 0.0)))
     forward, backward = (
-        times[name].seconds(samples=loads.samples, tokens=loads.tokens, squares=loads.squares) * slow
+        times[name].seconds(samples=loads.samples, tokens=computed.tokens, squares=loads.squares) * slow
         for name in ("forward", "backward")
     )
-    weights = _weight_gradients(setting, loads, features, num_ranks) * slow
+    weights = _weight_gradients(setting, computed, features, num_ranks) * slow
     weights = np.minimum(weights, backward)
     dense_total, dense_last = (
         measured_sum(setting, nbytes, num_ranks) if own_links else links.sum_of(nbytes)
@@ -183,7 +186,7 @@ def measure_out(
     return Durations(
         # Hosts of GPUs add the losses of a step up when it is long past.
         control=flat * (measured_s(setting, "control_us", num_ranks) if own_links else 0.0),
-        host=_host_time(setting, features).seconds(samples=loads.samples, tokens=loads.tokens) * flat,
+        host=_host_s(setting, loads, features, num_ranks) * flat,
         find=find,
         counts=counts,
         ids=ids,
@@ -201,7 +204,7 @@ def measure_out(
         lead=(weights if features.splits else backward) * (1 - _first_bucket(work)),
         dense_total=dense_total + beside_sum,
         dense_last=dense_last + beside_sum,
-        optimizer=times["optimizer"].seconds(tokens=0.0) * slow,
+        optimizer=times[_optimizer(setting, features, num_ranks)].seconds(tokens=0.0) * slow,
         grads=grads,
         urgent_grads=urgent_grads,
         # Dense gradients pass bulk on the link: what travels beside them is held up for as long.
@@ -269,6 +272,22 @@ def _slowing(
 def _host_time(setting: Setting, features: Features) -> Timing:
     times = setting.profile.times
     return times.get("host_hiding", times["host"]) if features.prioritized else times["host"]
+
+
+def _host_s(setting: Setting, loads: Loads, features: Features, num_ranks: int) -> FloatArray:
+    """Time in which a rank has nothing to run; a split step of a GPU is many graphs, and one alone was profiled."""
+    own = _host_time(setting, features).seconds(samples=loads.samples, tokens=loads.tokens)
+    if not (features.splits and num_ranks > 1):
+        return own
+    # The forward is cut before every piece of dense gradients whose sum it has to wait for, their computation behind.
+    num_cuts = 2 * math.ceil(1 / _first_bucket(setting.workload))
+    return own + 1e-6 * num_cuts * setting.profile.rates.get("graph_cut_us", 0.0)
+
+
+def _optimizer(setting: Setting, features: Features, num_ranks: int) -> str:
+    """Weights are updated at once, or layer by layer beside the next forward."""
+    late = features.splits and num_ranks > 1 and setting.profile.device != "cpu"
+    return BY_LAYER if late and BY_LAYER in setting.profile.times else "optimizer"
 
 
 def _hiding(setting: Setting, asked: FloatArray) -> FloatArray:

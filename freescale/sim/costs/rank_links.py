@@ -15,20 +15,12 @@ def links_of(setting: Setting, num_ranks: int) -> Cluster:
     rates = setting.profile.rates
     one_machine = replace(setting.cluster, gpus_per_node=num_ranks, link_efficiency=1.0)
     rate = 1 / measured_s_per_gb(setting, "exchange", num_ranks)
-    per_peer = rates.get("exchange_us_per_rank")
-    if per_peer is None:
-        return replace(
-            one_machine,
-            nvlink_gb_per_s=rate,
-            latency_us=rates["exchange_us"],
-            per_peer_us=0.0 if setting.profile.shared_by > 1 else setting.cluster.per_peer_us,
-        )
-    return replace(
-        one_machine,
-        nvlink_gb_per_s=rate,
-        latency_us=max(0.0, rates["exchange_us"] - per_peer),
-        per_peer_us=per_peer,
-    )
+    if "exchange_us_per_rank" in rates:
+        latency, per_peer = 1e6 * measured_s(setting, "exchange_us", num_ranks), 0.0
+    else:
+        latency = rates["exchange_us"]
+        per_peer = 0.0 if setting.profile.shared_by > 1 else setting.cluster.per_peer_us
+    return replace(one_machine, nvlink_gb_per_s=rate, latency_us=latency, per_peer_us=per_peer)
 
 
 def measured_s(setting: Setting, name: str, num_ranks: int) -> float:

@@ -23,9 +23,19 @@ FORMAT = "freescale-profile"
 VERSION = 1
 TIMES = ("forward", "backward", "optimizer", "find", "gather", "update", "host")
 WEIGHTS = "weights"
-OPTIONAL_TIMES = (WEIGHTS, "host_hiding", "row_work", "row_work_hiding", "exchanges", "exchanges_hiding")
-"""weights: the part of the backward that can be postponed. host_hiding: the host where embedding traffic is hidden; as
-without hiding unless given. Others: shared_gpu.py."""
+BY_LAYER = "optim_by_layer"
+OPTIONAL_TIMES = (
+    WEIGHTS,
+    BY_LAYER,
+    "host_hiding",
+    "row_work",
+    "row_work_hiding",
+    "exchanges",
+    "exchanges_hiding",
+)
+"""weights: the part of the backward that can be postponed. optim_by_layer: the optimizer where a split backward has
+every layer updated when the next forward reaches it; as at once unless given. host_hiding: the host where embedding
+traffic is hidden; as without hiding unless given. Others: shared_gpu.py."""
 RATES = ("exchange_gb_per_s", "exchange_us", "sum_gb_per_s", "sum_us", "control_us")
 SLOWDOWNS = ("sm_kernel_slowdown", "sm_free_slowdown")
 OPTIONAL_RATES = (
@@ -46,7 +56,10 @@ OPTIONAL_RATES = (
     "cost_error",
     "cost_error_worst",
     "longest_profiled",
+    "pads",
+    "graph_cut_us",
 )
+"""pads: of replayed steps, over the tokens. graph_cut_us: between two graphs, beyond what lies between two kernels."""
 
 
 @dataclass(frozen=True)

@@ -470,3 +470,17 @@ def test_the_host_of_the_hiding_schedule_has_a_time_of_its_own(hides: bool) -> N
     other = replace(plain, profile=replace(plain.profile, times=times))
     ends = [float(end_of(where, Features(prioritized=hides), ranks=4).max()) for where in (plain, other)]
     assert (ends[1] > ends[0]) is hides
+
+
+@pytest.mark.parametrize("per_rank", [0.0, 150.0, 900.0])
+def test_exchanges_of_two_cpu_ranks_take_what_was_measured_of_two(per_rank: float) -> None:
+    """However much each further rank adds: four that share two cores can add more than two take in all."""
+    profile = load_profile("cpu-aarch64")
+    rates = {**profile.rates, "exchange_us": 200.0, "exchange_us_per_rank": per_rank}
+    small = Workload(samples_per_gpu=6, lengths="lognormal:100,1.0,500", table_rows=20_000)
+    where = Setting(small, replace(profile, rates=rates), load_cluster("cpu"), jitter=0.0)
+    features = Features(sm_free=False, prioritized=False)
+    for ranks in (2, 4):
+        loads = plan(where, features, num_ranks=ranks, plan_steps=2)
+        made = measure_out(where, loads, features, num_ranks=ranks, num_steps=2)
+        np.testing.assert_allclose(made.counts.max(), 1e-6 * (200.0 + (ranks - 2) * per_rank), rtol=0.05)
