@@ -28,19 +28,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from kernel_truth import Kernels
 
 from freescale import trace
 from freescale.balance import MeasuredStep
 from freescale.comm.world import Ranks, as_rank, join_ranks, launch, virtual_gpus
 from freescale.data import SyntheticSource, legacy_schema
 from freescale.recipe import build_run, build_source, load_config
-from freescale.trace import Recorder, read_profiler_traces, union
+from freescale.trace import Recorder
 from freescale.train.accounts.accountant import ClosedStep
 from freescale.train.accounts.accounting import AccountedStep, Accounts
 from freescale.train.accounts.busy_meter import BusyMeter
 from freescale.train.accounts.cuda_clock import CudaClock
 from freescale.train.accounts.driver_counter import open_nvml
-from freescale.train.accounts.kernel_watch import KernelWatch, tear_cupti_down
+from freescale.train.accounts.kernel_watch import KernelWatch
 from freescale.train.log.events import Progress
 from freescale.train.loop import reports_of, steady_state, steps_of
 from freescale.train.run import Run
@@ -110,40 +111,6 @@ class ShortHistories(SyntheticSource):
         self._user_columns, self._item_columns = {}, {}
 
 
-class Kernels:
-    """When anything ran on the device, and for how long it was looked: the profiler, read as `report --trace` does."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def __enter__(self) -> Kernels:
-        tear_cupti_down()
-        torch.cuda.synchronize(self._device)
-        self._profiler = torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True
-        )
-        self._profiler.start()
-        torch.cuda.synchronize(self._device)
-        self._began = time.monotonic()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        torch.cuda.synchronize(self._device)
-        self.seconds = time.monotonic() - self._began
-        self._profiler.stop()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            self._profiler.export_chrome_trace(str(path))
-            (found,) = read_profiler_traces([path])
-        self.num = len(found.activities)
-        self.busy = _length((one.start, one.end) for one in found.activities if one.kind != "collective")
-        self.compute = _length((one.start, one.end) for one in found.activities if one.kind == "compute")
-
-
-def _length(intervals: Any) -> float:
-    return sum(high - low for low, high in union(intervals))
-
-
 class Beside(list[AccountedStep]):
     """Takes accounted steps, and what the accounts would have said of them before."""
 
@@ -202,6 +169,7 @@ def measure_run(name: str, ranks: Ranks, options: argparse.Namespace) -> list[di
             done = take(WARM, 0)
             rounds = []
             for _ in range(options.rounds):
+                ranks.barrier()  # traces of other ranks take up to a second to be read
                 run.accounts.begin(done + 1)
                 first, done = done + 1, take(free, done)
                 row: dict[str, Any] = {"free": found.shares(first, done)}
@@ -246,7 +214,7 @@ def traced(run: Run, found: Beside, ranks: Ranks, *, first: int, count: int, tak
         take(count, first - 1)
         return {"traced": found.shares(first, last), "idle": None, "kernels": 0, "computes": None}
     ranks.barrier()
-    with Kernels(ranks.device) as kernels:
+    with Kernels(ranks.device, meet=ranks.barrier) as kernels:
         run.accounts.begin(first)
         take(count, first - 1)
     told = found.shares(first, last)
