@@ -111,6 +111,13 @@ class LateUpdate:
         """Whether recordings can hold the updates of these weights, too."""
         return self._if_due.possible and self._if_due.knows(params)
 
+    def warm_up(self, updates: Iterable[Mapping[nn.Parameter, Tensor]]) -> None:
+        """Load the kernels of updates that are about to be recorded, which move nothing: no recording waits for that."""
+        self._if_due.tell(False)
+        for gradients in updates:
+            self._if_due.count(gradients)
+            self._if_due.run(gradients)
+
     def record_count(self, params: Iterable[nn.Parameter]) -> None:
         """A forward that is being recorded begins, and will update these weights."""
         self._if_due.count(params)
@@ -138,7 +145,7 @@ class LateUpdate:
     def end_replay(self) -> None:
         """A replay has reached all layers that its recording did."""
         self._in_step = self._by_replay = False
-        assert not self._travelling, "a replay has read weights that were not updated yet"
+        self._refuse_old_weights()
 
     def step_begins(self) -> None:
         """The next forward is that of a step, in which waits are accounted for."""
@@ -158,6 +165,9 @@ class LateUpdate:
 
     def _ends(self, *_: Any) -> None:
         self._called, self._in_step = self._calling, False
+        self._refuse_old_weights()
+
+    def _refuse_old_weights(self) -> None:
         if self._travelling:
             raise TrainingError(
                 "a forward has read weights that were not updated yet",

@@ -300,21 +300,23 @@ class PaddedCompute:
             graph = self._recorder.record(lambda: self._compute(room, views))
             return None if graph is None else ([CutGraph(None, graph)], frozenset())
         late, updates = self._late, self._late_updates()
+        late.warm_up(updates.values())
         needed = {late.layer_of(piece.params) for piece in self.later.pieces}
         recorded: set[int] = set()
 
         def work(cut: Callable[[int], None]) -> None:
-            there: set[int] = set()
+            left = sorted(needed)
 
             def reached(number: int) -> None:
-                if number in there:
-                    return  # once more in the same forward
-                there.add(number)
-                if number in needed and number != BEFORE:
+                # All up to it, as `LateUpdate` does it: layers may be called in another order than they stand in.
+                due = [layer for layer in left if layer <= number]
+                del left[: len(due)]
+                if any(layer != BEFORE for layer in due):
                     cut(number)
-                if gradients := updates.get(number):
-                    late.record(gradients)
-                    recorded.add(number)
+                for layer in due:
+                    if layer in updates:
+                        late.record(updates[layer])
+                        recorded.add(layer)
 
             late.at_layer = reached
             try:

@@ -223,8 +223,9 @@ def called(*calls: tuple[str, int]) -> Callable[..., Tensor]:
         [("heard", 0), ("unheard", 1)],
         [("heard", 1)],
         [("unheard", 1), ("heard", 0)],
+        [("heard", 1), ("heard", 0)],
     ],
-    ids=["twice", "unheard", "one left out", "in another order"],
+    ids=["twice", "unheard", "one left out", "unheard, in another order", "in another order"],
 )
 @pytest.mark.parametrize("piece_bytes", [3000, 5000])
 def test_layers_called_in_any_way_are_updated_once(
