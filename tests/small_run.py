@@ -35,6 +35,9 @@ SMALL = (
     "run.device=cpu",
 )
 
+MANY_PIECES = ("model.layers=4", "model.dim=256", "model.heads=4")
+"""Wide enough that the gradients of every layer are a piece of their own: those of narrow models are one altogether."""
+
 
 class Recorder:
     """A sink that keeps the events."""

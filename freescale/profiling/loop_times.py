@@ -126,7 +126,10 @@ def short_run(config: Config, ranks: Ranks, *, samples: int, hiding: bool, folde
         data=replace(config.data, global_batch=samples * ranks.num_ranks, global_tokens=None),
         eval=replace(config.eval, max_users=1),
         # Several ranks, which are to be foretold, load in turn, or while the compute that they have queued runs.
-        pipeline=replace(config.pipeline, ahead=hiding, prioritized=hiding, decide_every=None),
+        # Nothing is postponed: updates inside replays would count as compute that rows beside it have slowed down.
+        pipeline=replace(
+            config.pipeline, ahead=hiding, prioritized=hiding, decide_every=None, postpone="off"
+        ),
         trace=replace(config.trace, enabled=True, kernels=True),
     )
     seen: list[AccountedStep] = []

@@ -14,7 +14,7 @@ import torch
 
 from freescale.comm.world.shared_gpu.mps import PREFIX
 from freescale.comm.world.shared_gpu.shares import can_share
-from tests.small_run import SMALL
+from tests.small_run import MANY_PIECES, SMALL
 
 pytestmark = [
     pytest.mark.gpu,
@@ -79,7 +79,7 @@ def test_postponed_gradients_summed_beside_the_next_forward_leave_the_bits_of_th
 ):
     """Layers are updated on the stream of the forward, from sums on a stream beside it; evaluations see all of them."""
     common = ("--virtual-gpus", "2", f"comm.transport={transport}", "pipeline.decide_every=null")
-    common = (*common, "model.layers=4", "model.dim=64", "run.capture=off", "balance.refit_every=null")
+    common = (*common, *MANY_PIECES, "run.capture=off", "balance.refit_every=null")
     for postpone in ("on", "off"):
         train(tmp_path / postpone, *common, f"pipeline.postpone={postpone}")
     assert losses(tmp_path / "on") == losses(tmp_path / "off")
@@ -90,7 +90,7 @@ def test_postponed_gradients_summed_beside_the_next_forward_leave_the_bits_of_th
 @pytest.mark.parametrize("transport", ["host_staged", "copy_engine"])
 def test_replays_that_leave_gradients_of_weights_for_later_have_the_bits_of_one_replay(tmp_path, transport):
     common = ("--virtual-gpus", "2", f"comm.transport={transport}", "pipeline.decide_every=null")
-    common = (*common, "model.layers=4", "model.dim=64", "model.dtype=bfloat16", "balance.refit_every=null")
+    common = (*common, *MANY_PIECES, "model.dtype=bfloat16", "balance.refit_every=null")
     # An evaluation sees all weights updated; the replay behind it must not update them again.
     common = (*common, "run.eval_every=25", "eval.max_users=16")
     for postpone in ("on", "off"):

@@ -82,3 +82,17 @@ def test_one_rank_makes_batches_ready_beside_its_compute_where_traffic_is_hidden
     monkeypatch.setattr(loop_times, "take_steps", watched)
     loop_times.short_run(load_config(None, SMALL), these_ranks(), samples=2, hiding=hiding, folder=tmp_path)
     assert set(seen) == {hiding}
+
+
+def test_nothing_is_postponed_where_rows_beside_the_compute_are_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A replay that updates its layers would seem to compute longer than one beside which no rows travel."""
+    seen = []
+    build = loop_times.build_run
+    monkeypatch.setattr(
+        loop_times, "build_run", lambda config, *given: (seen.append(config), build(config, *given))[1]
+    )
+    config = load_config(None, [*SMALL, "pipeline.postpone=on"])
+    loop_times.short_run(config, these_ranks(), samples=2, hiding=True, folder=tmp_path)
+    assert [one.pipeline.postpone for one in seen] == ["off"]

@@ -112,7 +112,7 @@ class LateUpdate:
         return self._if_due.possible and self._if_due.knows(params)
 
     def warm_up(self, updates: Iterable[Mapping[nn.Parameter, Tensor]]) -> None:
-        """Load the kernels of updates that are about to be recorded, which move nothing: no recording waits for that."""
+        """Load the kernels of updates that are about to be recorded, which none may wait for; they move nothing."""
         self._if_due.tell(False)
         for gradients in updates:
             self._if_due.count(gradients)

@@ -17,7 +17,7 @@ from freescale.train.compute import dense_gradients, late_update, split_backward
 from freescale.train.compute.late_update import BEFORE, LateUpdate, Piece, by_layer, layers_of
 from freescale.train.loop import train
 from tests.ranks import run_on_ranks
-from tests.small_run import make_run, train_small
+from tests.small_run import MANY_PIECES, make_run, train_small
 from tests.train.compute.test_split_backward import MODELS, PLAIN, POSTPONED, assert_same_bits
 
 
@@ -134,6 +134,12 @@ def test_weights_are_grouped_as_pieces_of_their_gradients_travel(
     assert [len(each) for each in found] == groups
     wanted = [model.encoder.scale, *(layer.weight for layer in model.encoder.layers)]
     assert [id(param) for each in found for param in each] == [id(param) for param in wanted]
+
+
+def test_runs_of_many_pieces_have_one_a_layer(tmp_path: Path) -> None:
+    """With fewer, replays on a GPU would be cut nowhere, and their tests would hold whatever happens at a cut."""
+    run, _ = make_run(MANY_PIECES, tmp_path)
+    assert len(by_layer(run.train_step._model)) == 4
 
 
 def beside_the_forward(rank: int, recipe: tuple[str, ...], folder: Path) -> list[str]:
