@@ -108,13 +108,13 @@ def record_again(
         memory.copy_(content)
         self._compute(room, views)
         if self.later is not None:
-            self.later.groups(self._direct)
+            self.later.groups(self._gradients.direct)
 
     graph: Any = CutGraph(None, Again(replay))  # type: ignore[arg-type]
     later: list[Any] = []
     if self.later is not None:
-        self._forward_backward(room, padded.views)
-        for num_weights, pieces in self.later.groups(self._direct):
+        self._gradients.compute(room, padded.views)
+        for num_weights, pieces in self.later.groups(self._gradients.direct):
             self.later.compute(num_weights)
             later.append((Again(partial(self.later.compute, num_weights)) if num_weights else None, pieces))
     return Recording([graph], memory, again, later)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from freescale.train.accounts.kernel_watch import KernelWatch
     from freescale.train.accounts.stalls import Stalls
     from freescale.train.agreement import from_first
+    from freescale.train.compute.flat_gradients import rows_of_items
     from freescale.train.compute.late_update import by_layer
     from freescale.train.compute.owned_parameters import OwnedParameters
-    from freescale.train.compute.padded_compute import rows_of_items
     from freescale.train.compute.recorder import Recorder
     from freescale.train.compute.step import TrainStep
     from freescale.train.compute.update_if_due import update_only

@@ -15,29 +15,21 @@ batch cannot be recorded it is computed as usual, and the reason is told once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from freescale.data import SequenceBatch
 from freescale.embedding import EmbeddingTable, as_compute
-from freescale.pipeline import TABLE, PaddedBatch, PaddedViews
+from freescale.pipeline import PaddedBatch, PaddedViews
+from freescale.train.compute.flat_gradients import FlatGradients, VectorsOf, rows_of_items
 from freescale.train.compute.late_update import BEFORE, LateUpdate
-from freescale.train.compute.postponed_pieces import DensePiece, PostponedPieces
+from freescale.train.compute.postponed_pieces import DensePiece
 from freescale.train.compute.recorder import CutGraph, Recorder
-from freescale.train.compute.recordings import Later, Recording, Recordings
+from freescale.train.compute.recordings import PostponedGraphs, Recording, Recordings
 from freescale.train.compute.row_room import RowRoom, Rows
-
-VectorsOf = Callable[[Rows, SequenceBatch], tuple[Tensor, Rows]]
-"""Item vectors of a batch from the unique rows of all tables, and the rows that its tokens read beside them."""
-
-
-def rows_of_items(rows: Rows, batch: SequenceBatch) -> tuple[Tensor, Rows]:
-    """Where item vectors are rows of their table, and there is no other."""
-    return rows[TABLE], {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,24 +82,20 @@ class PaddedCompute:
         late: LateUpdate | None = None,
     ) -> None:
         assert whole is None or postpone_bytes is None, "a whole step has nobody to wait for"
-        self._whole, self._vectors_of = whole, vectors_of
+        self._whole, self._recorder, self._late = whole, recorder, late
+        self._made_of_rows = vectors_of is not rows_of_items
         self._norm: Tensor | None = None
-        self._model, self._parameters, self._precision = model, list(parameters), precision
-        self._recorder = recorder
-        device = self._parameters[0].device
-        self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self.flat, self._grads = _side_by_side(self._parameters)
-        self._used: list[bool] | None = None
-        self.later: PostponedPieces | None = None
-        if postpone_bytes is not None:
-            self.later = PostponedPieces(
-                *(self._parameters, self._grads, self.flat),
-                most_bytes=postpone_bytes,
-                piece_bytes=piece_bytes or self.flat.nbytes,
-            )
-        self._late = late
-        self._put_off: Later | None = None
-        self._direct: set[int] = set()
+        self._gradients = FlatGradients(
+            model,
+            parameters,
+            precision=precision,
+            vectors_of=vectors_of,
+            postpone_bytes=postpone_bytes,
+            piece_bytes=piece_bytes,
+            late=late,
+        )
+        self.flat, self.later = self._gradients.flat, self._gradients.later
+        self._put_off: PostponedGraphs | None = None
         self._rooms: dict[tuple[int, ...], RowRoom] = {}
         self._like: Rows | None = None
         self.recordings = Recordings(recorder, self._record)
@@ -129,8 +117,10 @@ class PaddedCompute:
             self._replay(found, padded)
         self._put_off = None if found is None else found.later
         if self.later is None:
-            self._hand_out()
-        return self._loss, {name: grad[: padded.real_rows[name]] for name, grad in room.grad.items()}
+            self._gradients.hand_out()
+        return self._gradients.loss, {
+            name: grad[: padded.real_rows[name]] for name, grad in room.grad.items()
+        }
 
     def compute_later(self, complete: Callable[[DensePiece], None]) -> None:
         """Gradients of the last `run` that were put off.
@@ -140,7 +130,7 @@ class PaddedCompute:
         """
         assert self.later is not None
         if self._put_off is None:
-            for num_weights, pieces in self.later.groups(self._direct):
+            for num_weights, pieces in self.later.groups(self._gradients.direct):
                 self.later.compute(num_weights)
                 for piece in pieces:
                     complete(piece)
@@ -150,7 +140,7 @@ class PaddedCompute:
                     graph.replay()
                 for piece in pieces:
                     complete(piece)
-        self._hand_out()
+        self._gradients.hand_out()
 
     def run_parts(self, rows: Rows, parts: Sequence[PaddedBatch]) -> tuple[Tensor, Rows]:
         """The same of micro-batches of one batch, added up in their order."""
@@ -179,7 +169,7 @@ class PaddedCompute:
             self._compute(self._room(padded), padded.views)
         else:
             self._replay(found, padded)
-        return self._loss, self._norm
+        return self._gradients.loss, self._norm
 
     def _replay(self, recording: Recording, padded: PaddedBatch) -> None:
         recording.memory.copy_(padded.memory[0][: padded.num_bytes], non_blocking=True)
@@ -197,39 +187,15 @@ class PaddedCompute:
         places = tuple(padded.num_rows.values())
         if places not in self._rooms:
             assert self._like is not None
-            made_of_rows = self._vectors_of is not rows_of_items
-            self._rooms[places] = RowRoom(padded.num_rows, self._like, clean=made_of_rows)
+            self._rooms[places] = RowRoom(padded.num_rows, self._like, clean=self._made_of_rows)
         return self._rooms[places]
 
     def _compute(self, room: RowRoom, views: PaddedViews) -> None:
         if self._whole is not None:
             self._read_step(self._whole, room, views)
-        self._forward_backward(room, views)
+        self._gradients.compute(room, views)
         if self._whole is not None:
             self._update(self._whole, room, views)
-
-    def _forward_backward(self, room: RowRoom, views: PaddedViews) -> None:
-        """Loss and gradients to where they belong."""
-        if self._late is not None:
-            self._late.begin()  # item vectors are made before the model is called
-        with nullcontext() if self.later is None else self.later.taking():
-            with self._precision():
-                vectors, tables = self._vectors_of(room.rows, views.batch)
-                loss = self._model(vectors, views.batch, views.layout, tables) / views.divisor
-            # On a GPU autograd would hand the backward over to a thread of its own, which is not recorded.
-            with torch.autograd.set_multithreading_enabled(False):
-                leaves = [*room.rows.values(), *self._parameters]
-                found = torch.autograd.grad(loss, leaves, allow_unused=True)
-        self._used = [grad is not None for grad in found[len(room.rows) :]]
-        if self.later is not None:
-            self._direct = {id(param) for param, used in zip(self._parameters, self._used) if used}
-            known = self._direct.union(map(id, self.later.postponed.waiting))
-            self._used = [id(param) in known for param in self._parameters]
-        places = [*room.grad.values(), *self._grads]
-        pairs = [(to, grad) for to, grad in zip(places, found) if grad is not None]
-        with torch.no_grad():
-            self._loss.copy_(loss.detach())
-            torch._foreach_copy_([to for to, _ in pairs], [grad for _, grad in pairs])
 
     @torch.no_grad()
     def _read_step(self, whole: WholeStep, room: RowRoom, views: PaddedViews) -> None:
@@ -245,18 +211,12 @@ class PaddedCompute:
         for (name, table), numbers in zip(whole.tables.items(), views.numbers.tables, strict=True):
             rows, grad = views.unique[name], room.grad[name]
             table.apply_counted(rows, grad, numbers=numbers.rows, count=numbers.real_rows)
-        self._hand_out()
+        self._gradients.hand_out()
         norm = whole.update()
         if norm is not None:
             # In one place, whichever recording has worked it out.
             self._norm = torch.zeros_like(norm) if self._norm is None else self._norm
             self._norm.copy_(norm)
-
-    def _hand_out(self) -> None:
-        """Gradients to the parameters that have some."""
-        assert self._used is not None
-        for param, grad, used in zip(self._parameters, self._grads, self._used):
-            param.grad = grad if used else None
 
     def _record(self, padded: PaddedBatch, memory: Tensor, again: PaddedBatch) -> Recording | None:
         """Record the size of this batch, over the same batch in memory of its own; None where it cannot be recorded."""
@@ -265,8 +225,8 @@ class PaddedCompute:
         # what it leaves is overwritten by the step to come.
         if self._late is not None:
             self._late.settle()
-        work = partial(self._try_all, room, padded.views)
-        if not self._recorder.try_out(work, size=padded.num_tokens, shrink=self._postpone_less):
+        work = partial(self._gradients.compute_all, room, padded.views)
+        if not self._recorder.try_out(work, size=padded.num_tokens, shrink=self._gradients.postpone_less):
             return None
         views = again.views  # in which nothing has been worked out yet, so that all of it is recorded
         views.layout.seal()
@@ -279,16 +239,6 @@ class PaddedCompute:
         graphs, updates = made
         return Recording(graphs, memory, again, later, updates)
 
-    def _try_all(self, room: RowRoom, views: PaddedViews) -> None:
-        self._forward_backward(room, views)
-        if self.later is not None:
-            for num_weights, _ in self.later.groups(self._direct):
-                self.later.compute(num_weights)
-
-    def _postpone_less(self) -> bool:
-        """Keep less for gradients that are put off; False where that is nothing already."""
-        return self.later is not None and self.later.postponed.keep_less()
-
     def _record_compute(
         self, room: RowRoom, views: PaddedViews
     ) -> tuple[Sequence[CutGraph], frozenset[int] | None] | None:
@@ -299,7 +249,7 @@ class PaddedCompute:
         if self._late is None or self.later is None:
             graph = self._recorder.record(lambda: self._compute(room, views))
             return None if graph is None else ([CutGraph(None, graph)], frozenset())
-        late, updates = self._late, self._late_updates()
+        late, updates = self._late, self._gradients.late_updates()
         late.warm_up(updates.values())
         needed = {late.layer_of(piece.params) for piece in self.later.pieces}
         recorded: set[int] = set()
@@ -333,35 +283,13 @@ class PaddedCompute:
         inside = frozenset(id(param) for each in updates.values() for param in each)
         return graphs, inside if recorded == set(updates) else None
 
-    def _late_updates(self) -> dict[int, dict[nn.Parameter, Tensor]]:
-        """By layer, weights whose update a recording can hold, and where their gradients lie; unused ones have none."""
-        found: dict[int, dict[nn.Parameter, Tensor]] = {}
-        assert self._used is not None
-        used = {id(param): param for param, is_used in zip(self._parameters, self._used) if is_used}
-        if self._late is None or self.later is None or not self._late.can_record(used.values()):
-            return found
-        for piece in self.later.pieces:
-            own = {param: place for param, place in zip(piece.params, piece.places) if id(param) in used}
-            if own:
-                found.setdefault(self._late.layer_of(piece.params), {}).update(own)
-        return found
-
-    def _record_later(self) -> Later | None:
+    def _record_later(self) -> PostponedGraphs | None:
         """What the backward that was recorded last has put off; None where it cannot be recorded."""
         recorded: list[tuple[torch.cuda.CUDAGraph | None, tuple[DensePiece, ...]]] = []
-        for num_weights, pieces in [] if self.later is None else self.later.groups(self._direct):
+        for num_weights, pieces in [] if self.later is None else self.later.groups(self._gradients.direct):
             assert self.later is not None
             graph = self._recorder.record(partial(self.later.compute, num_weights)) if num_weights else None
             if num_weights and graph is None:
                 return None
             recorded.append((graph, pieces))
         return recorded
-
-
-def _side_by_side(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
-    """Zeros in one piece of memory, and in it those of each parameter; each begins on 16 bytes, as kernels like it."""
-    like = parameters[0]
-    wide = [-(-param.numel() // 4) * 4 for param in parameters]
-    flat = torch.zeros(sum(wide), dtype=like.dtype, device=like.device)
-    own = [part[: param.numel()].view_as(param) for part, param in zip(flat.split(wide), parameters)]
-    return flat, own

@@ -30,7 +30,7 @@ _TOO_LARGE, _RARE = "too large for one copy", "of a size that was not foreseen"
 _MANY_PAIRS = "with more pairs of tokens than gradients are kept for"
 _FULL, _FAILED, _OFF = "of too many sizes", "that could not be recorded", "while nothing is recorded"
 
-Later = Sequence[tuple[torch.cuda.CUDAGraph | None, tuple[DensePiece, ...]]]
+PostponedGraphs = Sequence[tuple[torch.cuda.CUDAGraph | None, tuple[DensePiece, ...]]]
 """Graphs of gradients that are put off, and the pieces of all gradients that are complete behind each."""
 
 
@@ -45,7 +45,7 @@ class Recording:
     graphs: Sequence[CutGraph]
     memory: Tensor
     batch: PaddedBatch
-    later: Later
+    later: PostponedGraphs
     updates: frozenset[int] | None = frozenset()
 
 

@@ -22,9 +22,10 @@ from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
 from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
+from freescale.train.compute.flat_gradients import VectorsOf, rows_of_items
 from freescale.train.compute.late_update import LateUpdate
 from freescale.train.compute.owned_parameters import OwnedParameters
-from freescale.train.compute.padded_compute import PaddedCompute, VectorsOf, WholeStep, rows_of_items
+from freescale.train.compute.padded_compute import PaddedCompute, WholeStep
 from freescale.train.compute.postpone_story import postpone_story
 from freescale.train.compute.postponed_pieces import PieceSums
 from freescale.train.compute.recorder import RecordedUpdate, Recorder

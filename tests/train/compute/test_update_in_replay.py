@@ -134,7 +134,7 @@ class Training:
             late=self.late,
         )
         # What is put off is made by the host anew in every forward, which a graph does not need.
-        self.compute._recorder.after = lambda: self.compute.later.groups(self.compute._direct)
+        self.compute._recorder.after = lambda: self.compute.later.groups(self.compute._gradients.direct)
         self.replayed = replayed
         self.padded = Steps().pad(20, 30)
         self.draw = torch.Generator().manual_seed(3)
