@@ -135,7 +135,7 @@ def train(keys: tuple[str, ...], steps: int, *, records: bool = True) -> dict[st
     losses, captured = [], []
     original = run.train_step.run
     if not records:
-        run.train_step._padded._recorder._failures = 10**6
+        run.train_step.padded._recorder._failures = 10**6
 
     def kept(ready: Any, schedule: Any) -> Any:
         result = original(ready, schedule)
@@ -147,11 +147,11 @@ def train(keys: tuple[str, ...], steps: int, *, records: bool = True) -> dict[st
     with run.open_schedule(0) as schedule:
         take_steps(run, schedule)
     torch.cuda.synchronize()
-    padded = run.train_step._padded
+    padded = run.train_step.padded
     return {
         "losses": [float(loss.read()) for loss in losses],
         "captured": sum(captured),
-        "recordings": 0 if padded is None else len(padded.recordings.made),
+        "recordings": 0 if padded is None else len(padded.compute.recordings.made),
         "tensors": {name: tensor.clone() for name, tensor in run_tensors(run).items()},
     }
 

@@ -36,7 +36,7 @@ def make_run(out: Path, *keys: str) -> tuple[Run, Recorder]:
 def trained(out: Path, *keys: str, records: bool = True) -> tuple[Any, list[dict[str, Any]]]:
     run, heard = make_run(out, "run.steps=50", *keys)
     if not records:
-        run.train_step._padded._recorder._failures = 10**6
+        run.train_step.padded._recorder._failures = 10**6
     with run.open_schedule(0) as schedule:
         take_steps(run, schedule)
     torch.cuda.synchronize()
@@ -113,7 +113,9 @@ def test_no_thread_waits_for_the_gpu_in_a_steady_step(tmp_path: Path, keys: tupl
         run.accounts.begin(1)
         try:
             for ready in timed_batches(schedule, 0):
-                recorded = ready.padded is None or ready.padded.key in run.train_step._padded.recordings.made
+                recorded = (
+                    ready.padded is None or ready.padded.key in run.train_step.padded.compute.recordings.made
+                )
                 watched = recorded and ready.plan.step > 40
                 steady += watched
                 torch.cuda.set_sync_debug_mode("warn" if watched else "default")
@@ -133,7 +135,7 @@ def test_all_sizes_are_recorded_at_the_start(tmp_path: Path) -> None:
     with run.open_schedule(0) as schedule:
         take_steps(run, schedule)
     told = run.train_step.capture_story()
-    usual = run.train_step._padded.recordings.usual
+    usual = run.train_step.padded.compute.recordings.usual
     assert 0 < run.train_step.timer.pads < 0.2
     assert f"pads add {run.train_step.timer.pads:.1%} to the tokens" in told
     assert sum(usual.values()) <= 6, told

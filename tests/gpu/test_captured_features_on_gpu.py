@@ -71,4 +71,4 @@ def test_a_step_is_one_replay_whatever_the_number_of_tables(tmp_path: Path) -> N
             assert not ready.lookups
             run.train_step.run(ready, schedule)
     story = run.train_step.capture_story()
-    assert run.train_step._padded.recordings.replays > 20, story
+    assert run.train_step.padded.compute.recordings.replays > 20, story

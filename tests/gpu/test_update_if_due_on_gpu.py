@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from freescale.train.compute.padded_step import _recordable
 from freescale.train.compute.recorder import Recorder
-from freescale.train.compute.step import _recordable
 from freescale.train.compute.update_if_due import UpdateIfDue
 
 pytestmark = [

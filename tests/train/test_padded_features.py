@@ -161,7 +161,7 @@ def test_behind_the_rows_of_a_batch_stand_zeros(parts: int) -> None:
     """Where rows are projected, products read all of them: what an earlier batch has left must not be there."""
     with patch.object(assembly, "build_capture", padded_capture):
         run, _ = make_run((*EVERY, "run.steps=6", f"optim.accumulate={parts}"))
-    compute, shrunk, before = run.train_step._padded, False, {"item": 0}
+    compute, shrunk, before = run.train_step.padded.compute, False, {"item": 0}
     assert compute is not None
     with run.open_schedule(0) as schedule:
         for ready in schedule:

@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from freescale.balance import WHOLE, SampleWork, StepPlan, bucket_bytes
+from freescale.balance import WHOLE, SampleWork, StepPlan
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
 from freescale.data import SequenceBatch
@@ -18,19 +18,17 @@ from freescale.errors import TrainingError
 from freescale.kernels.dropout import key_of_step
 from freescale.kernels.runtime import PostponedGradients, Readback, on_device
 from freescale.model import Recommender, dropout_step
-from freescale.pipeline import PaddedBatch, ReadyBatch, Schedule
+from freescale.pipeline import ReadyBatch, Schedule
 from freescale.trace import compute
 from freescale.train.accounts.timer import StepTimer
-from freescale.train.compute.dense_gradients import FlatSum, Sums, all_reduce_gradients, reduced_in_backward
+from freescale.train.compute.dense_gradients import all_reduce_gradients
 from freescale.train.compute.flat_gradients import VectorsOf, rows_of_items
-from freescale.train.compute.late_update import LateUpdate
+from freescale.train.compute.gradient_sums import choose_sums
 from freescale.train.compute.owned_parameters import OwnedParameters
-from freescale.train.compute.padded_compute import PaddedCompute, WholeStep
+from freescale.train.compute.padded_step import PaddedStep
 from freescale.train.compute.postpone_story import postpone_story
-from freescale.train.compute.postponed_pieces import PieceSums
-from freescale.train.compute.recorder import RecordedUpdate, Recorder
+from freescale.train.compute.recorder import Recorder
 from freescale.train.compute.seeds import begin_step
-from freescale.train.compute.split_backward import SplitBackward, sum_of_all
 from freescale.train.compute.step_errors import loss_is_no_number, memory_ran_out
 from freescale.train.extension import StepExtension
 from freescale.train.item_vectors import BatchItems, looked_up
@@ -131,42 +129,23 @@ class TrainStep:
         self._encode_items = encode_items
         self._item_parameters = [] if model.items is None else list(model.items.parameters())
         model = model.without_items()
-        self._model: nn.Module = model
         self._loss_weights: Callable[[SequenceBatch], Tensor] | None = getattr(
             model.head, "loss_weights", None
         )
-        self._sums: Sums | FlatSum | SplitBackward = Sums()
-        self._split: SplitBackward | None = None
-        self._late: LateUpdate | None = None
         self._postpone_share = postpone_share
-        self._flat_sum: FlatSum | None = None
-        if ranks.group is not None and recorder is not None:
-            self._sums = self._flat_sum = FlatSum(
-                ranks.group, ranks.device, kind=transport, gate=gate, timeout_s=ranks.timeout_s
-            )
-            if postpone_bytes is not None and clip_norm is None and self._flat_sum.only_starts:
-                self._late = LateUpdate(model, optimizer, timer=self.timer)
-        elif postpone_bytes is not None:
-            # A bound on the norm of all gradients must know all of them before the first weight is updated.
-            if clip_norm is None and ranks.group is not None:
-                self._late = LateUpdate(model, optimizer, timer=self.timer)
-            self._sums = self._split = SplitBackward(
-                [param for name, param in model.named_parameters() if name not in owned.names],
-                most_bytes=postpone_bytes,
-                total=sum_of_all(ranks, kind=transport, gate=gate),
-                timer=self.timer,
-                late=self._late,
-            )
-        elif ranks.group is not None:
-            self._model, self._sums = reduced_in_backward(
-                model,
-                ranks.group,
-                timeout_s=ranks.timeout_s,
-                kind=transport,
-                gate=gate,
-                handed_over=self.timer.handed_over,
-                owned=owned.names,
-            )
+        sums = choose_sums(
+            model,
+            optimizer,
+            ranks=ranks,
+            owned=owned,
+            padded=recorder is not None,
+            postpone_bytes=postpone_bytes,
+            clipped=clip_norm is not None,
+            transport=transport,
+            gate=gate,
+            timer=self.timer,
+        )
+        self._model, self._sums, self._split, self._late = sums.model, sums.sums, sums.split, sums.late
         self._optimizer = optimizer
         self._parameters = [param for group in optimizer.param_groups for param in group["params"]]
         self._ranks, self.transport = ranks, transport
@@ -179,41 +158,28 @@ class TrainStep:
         self._seed = seed
         # Filled anew in every step, so that recorded work finds the step's key where it lay.
         self._dropout_key = torch.zeros(1, dtype=torch.int64, device=ranks.device)
-        self._recorder = recorder
-        self._padded: PaddedCompute | None = None
-        self._pieces: PieceSums | None = None
+        self.padded: PaddedStep | None = None
         if recorder is not None:
-            own = [param for param in self._parameters if param.requires_grad]
-            late = self._late
-            if late is not None:  # what is needed first is added up first
-                own.sort(key=lambda param: late.layer_of([param]))
-            self._dense_lr = _recordable(optimizer, ranks.device)
-            whole = None
-            if tables is not None:
-                whole = WholeStep(tables, self._dropout_key, self._dense_lr, self._move_weights)
-            self._padded = PaddedCompute(
+            self.padded = PaddedStep(
                 model,
-                own,
-                precision=self._precision,
+                optimizer,
                 recorder=recorder,
-                whole=whole,
+                sums=sums,
+                timer=self.timer,
+                precision=self._precision,
+                move_weights=self._move_weights,
+                dropout_key=self._dropout_key,
+                tables=tables,
                 vectors_of=vectors_of,
                 postpone_bytes=postpone_bytes,
-                piece_bytes=self._piece_bytes(own),
-                late=late,
             )
-            if self._padded.later is not None:
-                assert self._flat_sum is not None
-                self._pieces = PieceSums(self._flat_sum, late=late, timer=self.timer)
-            self._is_whole = whole is not None
-            self._recorded_update = RecordedUpdate(self._move_weights, recorder=recorder)
 
     def run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
         """Learn from one batch."""
         try:
-            if ready.padded is not None and self._is_whole:
+            if (padded := self._padded_for(ready)) is not None and padded.is_whole:
                 with dropout_step(self._dropout_key):
-                    return self._run_whole(ready.padded, ready)
+                    return self._run_whole(padded, ready)
             self._dropout_key.fill_(key_of_step(self._seed, ready.plan.step))
             with dropout_step(self._dropout_key):
                 return self._run(ready, schedule)
@@ -221,7 +187,7 @@ class TrainStep:
             raise self.too_full(ready.plan.step, error, ready.batch) from error
 
     def _run(self, ready: ReadyBatch, schedule: Schedule) -> StepResult:
-        step = ready.plan.step
+        step, padded = ready.plan.step, self._padded_for(ready)
         begin_step(self._seed, step, self._ranks.rank, self._ranks.device)
         if self._split is not None and self._postpone_share is not None:
             self._split.postponed.share = self._postpone_share(step)
@@ -230,8 +196,8 @@ class TrainStep:
         for extension in self.extensions:
             extension.begin(ready)
         captured, items = None, None
-        if ready.padded is not None:
-            losses, captured = self._padded_forward_backward(ready.padded, ready)
+        if padded is not None:
+            losses, captured = padded.forward_backward(ready)
         else:
             with self._precision():
                 items = self._encode_items(ready)
@@ -257,24 +223,20 @@ class TrainStep:
         schedule.update(ready, lr=self._table_lr * factor)
         if self._split is not None:
             self._split.compute()
-        elif self._padded is not None and self._pieces is not None:
-            with compute("weight gradients"), self.timer.later_part():
-                self._padded.compute_later(self._pieces.send)
-        left = self._leave_sums(self._lr * factor)
+        elif padded is not None:
+            padded.compute_later()
+        lr = self._lr * factor
+        left = self._leave_sums(padded, lr=lr)
         if self._sums.outlast_backward and not left:
             self.timer.wait_for_sums()
             self._sums.wait()
             self.timer.summed()
         with compute("update weights"):
-            if left and ready.padded is not None:
-                norm = None
-            elif ready.padded is None:
-                for group in self._optimizer.param_groups:
-                    group["lr"] = self._lr * factor
-                norm = self._move_weights()
-            else:
-                self._dense_lr.fill_(self._lr * factor)
-                norm = self._recorded_update.run()
+            norm = None
+            if padded is None:
+                norm = self._move_weights(lr=lr)
+            elif not left:
+                norm = padded.update(lr=lr)
         return StepResult(
             loss, None if norm is None else Readback(norm, beside=self._readbacks), counts, captured
         )
@@ -288,21 +250,16 @@ class TrainStep:
             error,
             step=step,
             what=f"{samples}on rank {self._ranks.rank}",
-            recorded_bytes=0 if self._recorder is None else self._recorder.held_bytes,
+            recorded_bytes=0 if self.padded is None else self.padded.held_bytes,
             postponed_mb=self.postponed_mb(),
             accumulate=self._accumulate,
         )
 
-    def _run_whole(self, padded: PaddedBatch, ready: ReadyBatch) -> StepResult:
+    def _run_whole(self, padded: PaddedStep, ready: ReadyBatch) -> StepResult:
         """The same as one piece of work, in which everything lies where it is read; all of it can be one replay."""
-        assert self._padded is not None
         for extension in self.extensions:
             extension.begin(ready)
-        captured = self._padded.recordings.will_replay(padded)
-        with self.timer.padded(ready.batch, num_tokens=padded.num_tokens):
-            losses, norms = self._padded.run_whole(padded)
-        if not losses.is_cuda:
-            losses, norms = losses.clone(), None if norms is None else norms.clone()
+        losses, norms, captured = padded.run_whole(ready)
         loss, norm = Readback(losses), None if norms is None else Readback(norms)
         counts = tuple(Readback(extension.counts(ready.plan.step)) for extension in self.extensions)
         result = StepResult(loss, norm, counts, captured)
@@ -325,16 +282,16 @@ class TrainStep:
 
     @property
     def _postponed(self) -> PostponedGradients | None:
-        by = self._split if self._padded is None else self._padded.later
+        by = self._split if self.padded is None else self.padded.compute.later
         return None if by is None else by.postponed
 
     def captured_share(self) -> float | None:
         """Of all batches those that were replayed; None where none could be."""
-        return None if self._padded is None else self._padded.recordings.share()
+        return None if self.padded is None else self.padded.compute.recordings.share()
 
     def capture_story(self) -> str | None:
         """How many batches were replayed, why others were not, and what pads cost; None where none could be."""
-        story = None if self._padded is None else self._padded.recordings.story()
+        story = None if self.padded is None else self.padded.compute.recordings.story()
         return None if story is None else f"{story}; pads add {self.timer.pads:.1%} to the tokens"
 
     def check(self, plan: StepPlan, histories: Tensor, result: StepResult) -> None:
@@ -367,37 +324,19 @@ class TrainStep:
             total += loss.detach().double()
         return total
 
-    def _padded_forward_backward(self, padded: PaddedBatch, ready: ReadyBatch) -> tuple[Tensor, bool]:
-        """The loss, and whether it comes from a replay."""
-        assert self._padded is not None, "a step without a recorder takes no padded batches"
-        captured = self._padded.recordings.will_replay_all(padded.parts)
-        if self._late is not None:
-            self._late.step_begins()
-        with self.timer.padded(ready.batch, num_tokens=sum(part.num_tokens for part in padded.parts)):
-            rows = {name: lookup.rows for name, lookup in ready.lookups.items()}
-            loss, grads = self._padded.run_parts(rows, padded.parts)
-            for name, grad in grads.items():
-                # Gradients of rows may still be on their way when the next step overwrites them.
-                rows[name].grad = grad if self._flat_sum is None else grad.clone()
-        if self._padded.later is None and self._flat_sum is not None:
-            self.timer.handed_over()
-            self._flat_sum.start(self._padded.flat)
-        return loss, captured
+    def _padded_for(self, ready: ReadyBatch) -> PaddedStep | None:
+        """What computes this batch, where it is padded."""
+        if ready.padded is None:
+            return None
+        if self.padded is None:
+            raise TrainingError("a step without a recorder takes no padded batches")
+        return self.padded
 
-    def _leave_sums(self, lr: float) -> bool:
+    def _leave_sums(self, padded: PaddedStep | None, *, lr: float) -> bool:
         """Instead of waiting for sums, leave them to the next forward, where that is possible."""
         if self._split is not None:
             return self._split.leave(lr=lr)
-        if self._pieces is None or not self._pieces.leave(lr=self._dense_lr):
-            return False
-        self._dense_lr.fill_(lr)
-        return True
-
-    def _piece_bytes(self, parameters: Sequence[nn.Parameter]) -> int | None:
-        """Gradients are handed over in pieces where their sums travel beside other work."""
-        if self._flat_sum is None or not self._flat_sum.only_starts:
-            return None
-        return bucket_bytes(sum(param.nbytes for param in parameters))
+        return padded is not None and padded.leave(lr=lr)
 
     def _reduce_now(self, last: bool) -> AbstractContextManager[None]:
         """Gradients travel with the last micro-batch only."""
@@ -408,8 +347,11 @@ class TrainStep:
     def _precision(self) -> AbstractContextManager[None]:
         return torch.autocast(self._ranks.device.type, torch.bfloat16, enabled=self._autocast)
 
-    def _move_weights(self) -> Tensor | None:
-        """Clip and update; the norm of the gradients before, where they are clipped."""
+    def _move_weights(self, *, lr: float | None = None) -> Tensor | None:
+        """Clip and update, by this rate if it is given; the norm of the gradients before, where they are clipped."""
+        if lr is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
         norm = self._clip()
         self._optimizer.step()
         return norm
@@ -418,19 +360,6 @@ class TrainStep:
         if self._clip_norm is None:
             return None
         return self._owned.clip(self._clip_norm)
-
-
-def _recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor:
-    """Let the optimizer read its learning rate from the device, where a replay finds that of its step; the rate."""
-    # In single precision, as the fused kernel wants it; a CPU takes the rate as exactly as a number.
-    rate = torch.zeros((), device=device, dtype=None if device.type == "cuda" else torch.float64)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-        if device.type == "cuda":
-            group["capturable"] = True
-    # Steps of sizes that are not recorded are no mistake.
-    optimizer._warned_capturable_if_run_uncaptured = True
-    return rate
 
 
 def _in_this_thread() -> AbstractContextManager[None]:

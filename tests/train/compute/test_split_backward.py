@@ -13,8 +13,7 @@ import torch.distributed as dist
 from freescale.kernels.runtime import PostponedGradients
 from freescale.pipeline.prioritized.adaptive import Switch
 from freescale.recipe import assembly
-from freescale.train.compute import dense_gradients, split_backward
-from freescale.train.compute import step as train_step
+from freescale.train.compute import dense_gradients, padded_step, split_backward
 from freescale.train.compute.dense_gradients import FlatSum
 from freescale.train.loop import train
 from freescale.train.state.saved import read_meta
@@ -87,7 +86,7 @@ def test_every_way_to_train_gives_the_same_bits(change: tuple[str, ...], tmp_pat
 def padded_both_ways(rank: int, recipe: tuple[str, ...], folder: Path) -> list[int]:
     """The same over padded batches, as they are replayed on a GPU; returns how large the pieces are that travel."""
     assembly.build_capture = padded_capture
-    train_step.bucket_bytes = lambda num_bytes: 4096
+    padded_step.bucket_bytes = lambda num_bytes: 4096
     sizes: list[int] = []
     start = FlatSum.start
 
@@ -124,8 +123,8 @@ def test_replays_that_cannot_be_split_say_so(keys: str, reason: str) -> None:
 def says_why_not(rank: int, keys: str, reason: str) -> None:
     assembly.build_capture = padded_capture
     run, heard = make_run(("run.steps=1", *keys.split()))
-    assert run.train_step._padded is not None
-    assert run.train_step._padded.later is None
+    assert run.train_step.padded is not None
+    assert run.train_step.padded.compute.later is None
     assert any("plain order" in said["text"] and reason in said["text"] for said in heard.of("notice"))
 
 

@@ -1,0 +1,78 @@
+"""GradientSums: how dense gradients are added up over the ranks of a run, and when weights are updated with them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from freescale.comm.traffic import Gate
+from freescale.comm.world import Ranks
+from freescale.train.accounts.timer import StepTimer
+from freescale.train.compute.dense_gradients import FlatSum, Sums, reduced_in_backward
+from freescale.train.compute.late_update import LateUpdate
+from freescale.train.compute.owned_parameters import OwnedParameters
+from freescale.train.compute.split_backward import SplitBackward, sum_of_all
+
+
+class GradientSums(NamedTuple):
+    """What was chosen for a run.
+
+    Args:
+        model: which steps call; wrapped where sums begin under its backward.
+        sums: waits for them.
+        flat: adds up what lies in one piece, as steps of padded batches leave it.
+        split: computes gradients of weights after those of rows have left.
+        late: updates weights when the next forward reaches them.
+    """
+
+    model: nn.Module
+    sums: Sums | FlatSum | SplitBackward
+    flat: FlatSum | None = None
+    split: SplitBackward | None = None
+    late: LateUpdate | None = None
+
+
+def choose_sums(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    ranks: Ranks,
+    owned: OwnedParameters,
+    padded: bool,
+    postpone_bytes: int | None,
+    clipped: bool,
+    transport: str,
+    gate: Gate | None,
+    timer: StepTimer,
+) -> GradientSums:
+    """For a run whose batches are padded or not, with weight gradients that are postponed or not."""
+    # A bound on the norm of all gradients must know all of them before the first weight is updated.
+    may_be_late = ranks.group is not None and postpone_bytes is not None and not clipped
+    if ranks.group is not None and padded:
+        flat = FlatSum(ranks.group, ranks.device, kind=transport, gate=gate, timeout_s=ranks.timeout_s)
+        late = LateUpdate(model, optimizer, timer=timer) if may_be_late and flat.only_starts else None
+        return GradientSums(model, flat, flat=flat, late=late)
+    if postpone_bytes is not None:
+        late = LateUpdate(model, optimizer, timer=timer) if may_be_late else None
+        split = SplitBackward(
+            [param for name, param in model.named_parameters() if name not in owned.names],
+            most_bytes=postpone_bytes,
+            total=sum_of_all(ranks, kind=transport, gate=gate),
+            timer=timer,
+            late=late,
+        )
+        return GradientSums(model, split, split=split, late=late)
+    if ranks.group is not None:
+        wrapped, sums = reduced_in_backward(
+            model,
+            ranks.group,
+            timeout_s=ranks.timeout_s,
+            kind=transport,
+            gate=gate,
+            handed_over=timer.handed_over,
+            owned=owned.names,
+        )
+        return GradientSums(wrapped, sums)
+    return GradientSums(model, Sums())
