@@ -59,7 +59,7 @@ def _every_command(
         typer.Option("--version", help="Print the version and stop.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Train sequence recommendation models with almost no wasted GPU time."""
+    """Train sequence recommenders on one device or many, with the same losses and balanced ranks."""
 
 
 def main() -> None:

@@ -162,9 +162,10 @@ def export_facts(head: Head, *, kind: str = "", options: Mapping[str, Any] | Non
         facts = lambda: named  # noqa: E731
     if facts is None or not (retrieves(head) or scores_candidates(head)):
         raise ConfigError(
-            "only retrieval models can be exported so far",
+            "only models that retrieve or score candidates can be exported",
             got=type(head).__name__,
-            allowed="heads with queries(states), candidates(rows) and export_facts()",
+            allowed="head.kind=retrieval, head.kind=tasks; of your own those with export_facts(), and queries(states) "
+            "and candidates(rows) or takes_requests",
         )
     return dict(facts())
 

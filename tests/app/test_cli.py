@@ -29,7 +29,7 @@ def test_the_version_is_told_without_torch() -> None:
 
 def test_help_says_what_it_is_for_and_lists_the_commands() -> None:
     output = CliRunner().invoke(app, ["--help"]).output
-    assert "almost no wasted GPU time" in output
+    assert "one device or many" in output
     for name in ("version", "train", "simulate", "doctor"):
         assert name in output
 

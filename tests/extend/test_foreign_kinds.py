@@ -225,7 +225,7 @@ def test_the_manifest_keeps_names_and_options(tmp_path):
 
 
 def test_a_head_that_retrieves_nothing_is_not_exported(tmp_path):
-    with pytest.raises(ConfigError, match="only retrieval models"):
+    with pytest.raises(ConfigError, match="only models that retrieve or score"):
         export(tmp_path / "out", "next_action")
     assert list(tmp_path.iterdir()) == []
 
