@@ -35,6 +35,7 @@ PAGES = {  # page -> what its marked blocks are, in order
     "docs/ids.md": ["python"],
     "docs/attention.md": ["python"],
     "docs/moe.md": ["python"],
+    "docs/bubbles.md": ["python"],
     "docs/simulate.md": ["bash"],
 }
 
