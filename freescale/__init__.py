@@ -1,4 +1,4 @@
-"""FreeScale: sequence recommendation models on many GPUs with almost no wasted GPU time.
+"""FreeScale: trains sequence recommenders on one device or many, with balanced ranks and the same losses.
 
 Public names are loaded when they are first used: `import freescale` alone imports neither torch nor numba.
 """
