@@ -265,7 +265,7 @@ def test_other_ranks_wait_until_rank_0_has_exported(tmp_path, monkeypatch):
         assert not waits.done()
         monkeypatch.setenv("RANK", "0")
         make(tmp_path / "run").export(tmp_path / "export")
-        assert load_export(waits.result(timeout=10), encoder=planted.Gru()).recommend([3, 0], k=1)
+        assert load_export(waits.result(timeout=60), encoder=planted.Gru()).recommend([3, 0], k=1)
     monkeypatch.setenv("RANK", "1")
     hasty = make(tmp_path / "run", recipe={"comm.timeout_s": 1})
     with pytest.raises(TrainingError, match="rank 0 has not exported"):

@@ -45,7 +45,7 @@ def test_jobs_are_done_in_the_order_they_were_submitted():
 def test_a_failed_job_fails_all_that_follow_and_every_later_call():
     queue, ran = TrafficQueue(), []
     hold = threading.Event()
-    first = queue.submit(lambda: hold.wait(5))
+    first = queue.submit(lambda: hold.wait(60))
     bad = queue.submit(lambda: 1 / 0)
     after = queue.submit(lambda: ran.append(1))
     hold.set()
@@ -74,13 +74,13 @@ class FailsInBetween(TrafficQueue):
 def test_a_job_submitted_while_the_queue_breaks_is_not_waited_for_in_vain():
     queue, hold = FailsInBetween(), threading.Event()
     TrafficQueue.check(queue)
-    queue._jobs.append(busy := Ticket(lambda: hold.wait(5)))  # the thread has something else to do
+    queue._jobs.append(busy := Ticket(lambda: hold.wait(60)))  # the thread has something else to do
     with queue._changed:
         queue._changed.notify()
     while queue._jobs:
         time.sleep(0.001)
     ticket = queue.submit(lambda: 1)
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 20
     while not ticket.done and time.monotonic() < deadline:
         time.sleep(0.001)
     hold.set()
@@ -92,7 +92,7 @@ def test_a_job_submitted_while_the_queue_breaks_is_not_waited_for_in_vain():
 
 def test_cancel_ends_what_has_not_begun():
     queue, hold = TrafficQueue(), threading.Event()
-    running, waiting = queue.submit(lambda: hold.wait(5)), queue.submit(lambda: 1)
+    running, waiting = queue.submit(lambda: hold.wait(60)), queue.submit(lambda: 1)
     while not queue._jobs or len(queue._jobs) > 1:
         time.sleep(0.001)
     queue.cancel(KeyboardInterrupt())

@@ -230,8 +230,8 @@ def test_ranks_do_not_outlive_a_killed_launcher(run, how):
     while len(pids(run.seen)) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     launcher.send_signal(how)
-    launcher.wait(10)
-    deadline = time.monotonic() + 5
+    launcher.wait(30)
+    deadline = time.monotonic() + 30
     while any(is_alive(pid) for pid in pids(run.seen)) and time.monotonic() < deadline:
         time.sleep(0.02)
     left = [pid for pid in pids(run.seen) if is_alive(pid)]

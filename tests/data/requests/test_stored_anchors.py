@@ -190,7 +190,7 @@ def test_of_several_processes_one_makes_it(log, tmp_path):
     for each in workers:
         each.join(60)
         assert each.exitcode == 0
-    assert counts.get(timeout=5) == 1
+    assert counts.get(timeout=60) == 1
     assert counts.empty()
 
 

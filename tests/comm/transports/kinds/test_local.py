@@ -166,7 +166,7 @@ def forget(rank: int) -> int:
 
     for _ in range(5):
         SocketTransport(dist.group.WORLD).exchange_counts(torch.ones(2, dtype=torch.int64))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while threading.active_count() > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
     return threading.active_count()
