@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 
 from freescale.balance.arrays import IntArray
+from freescale.jagged import spans
 
 # What a stream of random numbers is for; two streams of one seed and epoch never share numbers.
 ROWS, GROUPS, WINDOW = 0, 1, 2
@@ -49,10 +50,8 @@ def epoch_order(
 
 def _rows_of_groups(groups: IntArray, group_order: IntArray) -> IntArray:
     """Row numbers group by group, in the given order of groups."""
-    sizes = groups[group_order]
-    firsts = (np.cumsum(groups) - groups)[group_order]
-    places = np.arange(int(sizes.sum()), dtype=np.int64)
-    return places - np.repeat(np.cumsum(sizes) - sizes, sizes) + np.repeat(firsts, sizes)
+    rows, _ = spans((np.cumsum(groups) - groups)[group_order], groups[group_order])
+    return rows
 
 
 def _run_bounds(sizes: IntArray, *, at_least: int) -> list[int]:

@@ -23,6 +23,7 @@ from freescale.balance import CostModel
 from freescale.bridge.jagged import Keyed
 from freescale.data import SequenceBatch
 from freescale.errors import DataError
+from freescale.jagged import offsets_of, spans
 from freescale.pipeline import StreamBalancer
 
 B = TypeVar("B")
@@ -165,7 +166,7 @@ def to_samples(kjt: Keyed, dense: Mapping[str, Tensor] | None = None) -> Sequenc
                 allowed=len(counts),
             )
     return SequenceBatch(
-        offsets=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
+        offsets=torch.from_numpy(offsets_of(counts.numpy())),
         tokens=tokens,
         samples={_LENGTHS: per_key.T.contiguous(), **columns},
     )
@@ -193,9 +194,8 @@ def from_samples(batch: SequenceBatch, *, like: Keyed) -> tuple[Any, dict[str, T
 def _turned(lengths: Tensor) -> Tensor:
     """[T] where the values of a [rows, columns] table of lists, laid out by rows, stand when laid out by columns."""
     starts = lengths.reshape(-1).cumsum(0) - lengths.reshape(-1)
-    turned, begins = lengths.T.reshape(-1), starts.view(lengths.shape).T.reshape(-1)
-    shift = begins - (turned.cumsum(0) - turned)
-    return torch.arange(int(turned.sum())) + torch.repeat_interleave(shift, turned)
+    index, _ = spans(starts.view(lengths.shape).T.reshape(-1).numpy(), lengths.T.reshape(-1).numpy())
+    return torch.from_numpy(index)
 
 
 def _blank(batch: SequenceBatch) -> SequenceBatch:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from freescale.data.source import Histories, IntArray, ItemCatalog
 from freescale.errors import DataError
+from freescale.jagged import offsets_of, spans
 
 _TRAIN_ENDS_BEFORE = 2  # the last two events of a history are for validation and test
 
@@ -46,7 +47,7 @@ class ListedHistories:
         for number, each in enumerate(columns):
             if any(len(values) != sizes[number] for values in each.values()):
                 raise DataError("columns of a history must have the same length", got=f"history {number}")
-        self._offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self._offsets = offsets_of(sizes)
         self._columns: dict[str, npt.NDArray[np.generic]] = {
             key: np.concatenate([np.asarray(each[key]) for each in columns if len(each[key])])
             if sum(sizes)
@@ -88,8 +89,6 @@ class ListedHistories:
     def read(self, rows: Sequence[int] | IntArray) -> Histories:
         """The histories of these rows, in the order asked for."""
         rows = np.asarray(rows, dtype=np.int64)
-        lengths = self.lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        index = np.arange(offsets[-1]) + np.repeat(self._offsets[rows] - offsets[:-1], lengths)
+        index, offsets = spans(self._offsets[rows], self.lengths[rows])
         columns = {key: values[index] for key, values in self._columns.items()}
         return Histories(users=self._users[rows], offsets=offsets, columns=columns)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freescale.data.source import Histories, IntArray
+from freescale.jagged import offsets_of
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class PoolIndex:
             merged = np.concatenate(found)
             merged.sort(kind="stable")  # by runs: each part ascends already
             parts.append(merged if most is None else merged[max(0, len(merged) - most) :])
-        offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        offsets = offsets_of([len(part) for part in parts])
         return np.concatenate([np.zeros(0, np.int64), *parts]), offsets
 
     def _limits(self, histories: IntArray, ends: IntArray) -> list[tuple[IntArray, IntArray]]:

@@ -30,6 +30,7 @@ from freescale.data.stored.digest import digest_parts
 from freescale.data.words.item_names import ItemNames, names_of_items
 from freescale.data.words.table_words import table_kinds, table_words
 from freescale.errors import DataError
+from freescale.jagged import offsets_of
 
 _SAMPLED_EVENTS = 1 << 22
 """A share of events is turned into a moment by at most so many of them."""
@@ -80,7 +81,7 @@ class TemporalSource:
         row = np.repeat(np.arange(len(rows)), whole.lengths)
         known = self._known[self._numbers(whole)]
         keep = known & (_before(known, whole.offsets) < self._lengths[rows][row])
-        offsets = np.concatenate([[0], np.cumsum(self._lengths[rows])]).astype(np.int64)
+        offsets = offsets_of(self._lengths[rows])
         columns = {name: values[keep] for name, values in whole.columns.items()}
         return replace(whole, offsets=offsets, columns=columns)
 
@@ -160,7 +161,7 @@ class TemporalSource:
             histories = self.inner.read(rows)
             offsets, time = histories.offsets, _times(histories)
             known = np.append(self._known[self._numbers(histories)], False)
-            running = np.concatenate([[0], np.cumsum(known)])
+            running = offsets_of(known)
             starts, ends = offsets[:-1], offsets[1:]
             early, middle = (starts + _count(time < at, offsets) for at in (self.valid_from, self.test_from))
             self._ends["train"][rows] = early - starts
@@ -277,11 +278,11 @@ def _times(histories: Histories) -> IntArray:
 
 def _before(flags: npt.NDArray[np.bool_], offsets: IntArray) -> IntArray:
     """How many flags stand before each event in its own history."""
-    running = np.concatenate([[0], np.cumsum(flags)])
+    running = offsets_of(flags)
     return running[:-1] - np.repeat(running[offsets[:-1]], np.diff(offsets))
 
 
 def _count(flags: npt.NDArray[np.bool_], offsets: IntArray) -> IntArray:
     """How many flags each history has."""
-    counts: IntArray = np.diff(np.concatenate([[0], np.cumsum(flags)])[offsets])
+    counts: IntArray = np.diff(offsets_of(flags)[offsets])
     return counts

@@ -27,6 +27,7 @@ from freescale.data.features.feature_batch import BatchFeatures
 from freescale.data.negatives import draw_negatives
 from freescale.data.source import Histories, IntArray, SequenceSource, Split, SplitSource
 from freescale.data.stored.item_texts import item_numbers
+from freescale.jagged import spans
 from freescale.kernels.rows import unique
 
 _HELD_BACK: dict[Split, int] = {"train": 2, "valid": 1, "test": 0}
@@ -82,7 +83,7 @@ class Examples:
         histories = self.source.read(rows)
         known = self._known(histories, rows)
         inputs = np.minimum(known, self.max_length)
-        index, offsets = _spans(histories.offsets[:-1] + known - inputs, inputs)
+        index, offsets = spans(histories.offsets[:-1] + known - inputs, inputs)
         tokens = self._token_features(histories, index)
         samples = {"row": torch.from_numpy(rows)}
         if self.features is not None:
@@ -97,7 +98,7 @@ class Examples:
         """(offsets, items) of everything these users did before the target of this split, uncut."""
         rows = np.asarray(rows, dtype=np.int64)
         histories = self.source.read(rows)
-        index, offsets = _spans(histories.offsets[:-1], self._known(histories, rows))
+        index, offsets = spans(histories.offsets[:-1], self._known(histories, rows))
         return offsets, histories.columns["item"][index].astype(np.int64)
 
     def part(self, rows: Sequence[int] | IntArray) -> Histories:
@@ -105,7 +106,7 @@ class Examples:
         rows = np.asarray(rows, dtype=np.int64)
         histories = self.source.read(rows)
         known = self._known(histories, rows)
-        index, offsets = _spans(histories.offsets[:-1], np.where(known > 0, known + 1, 0))
+        index, offsets = spans(histories.offsets[:-1], np.where(known > 0, known + 1, 0))
         columns = {name: values[index] for name, values in histories.columns.items()}
         return replace(histories, offsets=offsets, columns=columns)
 
@@ -157,9 +158,3 @@ def _with_items(batch: SequenceBatch, features: BatchFeatures) -> SequenceBatch:
 
 def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}
-
-
-def _spans(starts: npt.NDArray[np.int64], lengths: IntArray) -> tuple[IntArray, IntArray]:
-    """Indices starts[i] .. starts[i] + lengths[i] - 1 for every i, flat, and their offsets."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths), offsets

@@ -16,6 +16,7 @@ from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.data.log.log_source import LogSource
 from freescale.data.negatives import draw_negatives
 from freescale.data.source import Histories, IntArray, ItemCatalog, Split
+from freescale.jagged import number_inside, offsets_of
 
 
 class WindowFacts(NamedTuple):
@@ -101,8 +102,7 @@ class NextWindow:
     @cached_property
     def _ends(self) -> IntArray:
         """[targets] events of its row up to each target, the target included."""
-        before = np.cumsum(self._targets) - self._targets
-        place = np.arange(len(self._rows)) - before[self._rows]
+        place = number_inside(self._targets)
         return np.asarray(self._window.lengths)[self._rows] - self._targets[self._rows] + place + 1
 
     @cached_property
@@ -185,5 +185,4 @@ class NextExamples(Examples):
         offsets, items = super().seen(rows)
         ids = self.source.items.ids
         known = ids[np.minimum(np.searchsorted(ids, items), len(ids) - 1)] == items
-        counts = np.concatenate([[0], np.cumsum(known)])
-        return counts[offsets], items[known]
+        return offsets_of(known)[offsets], items[known]

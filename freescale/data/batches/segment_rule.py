@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freescale.errors import ConfigError
+from freescale.jagged import group_index
 
 Ints = npt.NDArray[np.int64]
 
@@ -83,8 +84,7 @@ class SegmentRule:
 def cut_history(history: Ints, *, length: int) -> Segments:
     """Histories of so many events in segments of `length`; the last of each may be shorter."""
     counts = -(-history // length)
-    sequence = np.repeat(np.arange(len(history)), counts)
-    number = np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
+    sequence, number = group_index(counts)
     return Segments(sequence, np.minimum(history[sequence] - number * length, length))
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from freescale.data.batches.segment_rule import Ints, Segments
 from freescale.data.batches.sequence_batch import SequenceBatch
+from freescale.jagged import offsets_of
 from freescale.kernels import AttentionMask
 from freescale.kernels.attention import Pieces
 from freescale.kernels.runtime import to_device
@@ -126,7 +127,7 @@ def _cut(offsets: Ints, segments: Segments, *, summaries: int) -> _Cut:
     summary[run + 1] = True
     some = size > 0
     size = size[some]
-    new = np.concatenate([[0], np.cumsum(lengths + summaries * counts)])
+    new = offsets_of(lengths + summaries * counts)
     return _Cut(np.cumsum(size) - size, size, segment[some], summary[some], new)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.data.source import IntArray
+from freescale.jagged import offsets_of, spans
 
 END = 0
 """Ends every text, so that none is without a piece; its state has seen all of it."""
@@ -82,15 +83,13 @@ class NumberedTexts:
         lengths = [len(row) for row in rows]
         return NumberedTexts(
             numbers=np.array([n for row in rows for n in row], dtype=np.int64),
-            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            offsets=offsets_of(lengths),
             vocabulary_size=vocabulary.size,
         )
 
     def batch(self, items: IntArray) -> SequenceBatch:
         """The texts of the items with these numbers in the catalogue, as feature "token"; "row" is the item."""
-        starts, lengths = self.offsets[items], np.diff(self.offsets)[items]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        index, offsets = spans(self.offsets[items], np.diff(self.offsets)[items])
         return SequenceBatch(
             offsets=torch.from_numpy(offsets),
             tokens={"token": torch.from_numpy(self.numbers[index])},

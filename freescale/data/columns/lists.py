@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from freescale.data.schema.vocabulary import NONE
 from freescale.data.source import IntArray
+from freescale.jagged import number_inside, offsets_of, spans
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Lists:
     @classmethod
     def of(cls, values: IntArray, lengths: IntArray) -> Lists:
         """Lists of these lengths."""
-        return cls(values, np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]))
+        return cls(values, offsets_of(lengths))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -53,16 +54,13 @@ class Lists:
                 offsets = self.offsets[first : last + 1]
                 return Lists(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
         rows = np.arange(len(self))[index]
-        lengths = self.lengths[rows]
-        out = Lists.of(self.values[:0], lengths)
-        places = np.arange(out.offsets[-1]) + np.repeat(self.offsets[rows] - out.offsets[:-1], lengths)
-        return Lists(self.values[places], out.offsets)
+        places, offsets = spans(self.offsets[rows], self.lengths[rows])
+        return Lists(self.values[places], offsets)
 
     def cut(self, width: int) -> Lists:
         """The same, of every list at most the first so many values."""
         lengths = self.lengths
-        place = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], lengths)
-        return Lists.of(self.values[place < width], np.minimum(lengths, width))
+        return Lists.of(self.values[number_inside(lengths) < width], np.minimum(lengths, width))
 
     def copy(self) -> Lists:
         """Independent of the arrays it was cut from."""
@@ -73,8 +71,7 @@ class Lists:
         starts, lengths = self.offsets[rows], np.minimum(self.offsets[rows + 1] - self.offsets[rows], width)
         inside = np.arange(width) < lengths[:, None]
         out = np.full((len(rows), width), NONE, dtype=np.int64)
-        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
-        out[inside] = self.values[places]
+        out[inside] = self.values[spans(starts, lengths)[0]]
         return out
 
 

@@ -28,6 +28,7 @@ from freescale.data.schema.feature import Feature, Schema
 from freescale.data.schema.vocabulary import NONE
 from freescale.data.source import Histories, IntArray
 from freescale.errors import DataError, nearest
+from freescale.jagged import offsets_of
 
 _BAD = (ValueError, TypeError, OverflowError, pa.ArrowException, OtherIdsError)
 _LISTS = ("ids", "bits", "vector")
@@ -151,7 +152,7 @@ class RequestFeatures:
         sizes = [len(request.kept) for request in requests]
         histories = Histories(
             users=users,
-            offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            offsets=offsets_of(sizes),
             columns={"item": items, **self._of("event", arrays), **self._of("request", arrays)},
             user_columns=self._of("user", arrays),
         )

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freescale.data.source import Histories, IntArray
+from freescale.jagged import group_index, spans
 
 
 class Rows(NamedTuple):
@@ -81,22 +82,18 @@ def cut_rows(lengths: IntArray, fresh: IntArray, *, max_length: int) -> Rows:
     """
     targets = num_targets(lengths, fresh)
     counts = -(-targets // max_length)
-    owner = np.repeat(np.arange(len(lengths)), counts)
-    number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    owner, number = group_index(counts)
     stop = lengths[owner] - (counts[owner] - 1 - number) * max_length
     first_target = np.maximum(lengths[owner] - targets[owner], stop - max_length)
     start = np.maximum(stop - max_length - 1, 0)
     base = (np.cumsum(lengths) - lengths)[owner]
     sizes = stop - start
-    ends = np.cumsum(sizes)
-    index = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(base + start - (ends - sizes), sizes)
+    index, _ = spans(base + start, sizes)
     return Rows(index, sizes, stop - first_target)
 
 
 def latest(lengths: IntArray, *, max_length: int) -> tuple[IntArray, IntArray]:
     """Where the last max_length events of each sequence stand, and how many they are."""
     kept = np.minimum(lengths, max_length)
-    ends = np.cumsum(kept)
-    starts = np.cumsum(lengths) - kept
-    index = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - kept), kept)
+    index, _ = spans(np.cumsum(lengths) - kept, kept)
     return index, kept

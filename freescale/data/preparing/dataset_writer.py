@@ -31,6 +31,7 @@ from freescale.data.stored.manifest import (
 )
 from freescale.data.words.id_words import IdWords, read_words
 from freescale.errors import DataError
+from freescale.jagged import offsets_of
 
 _ROW_GROUP_USERS = 1024
 _ROW_GROUP_EVENTS = 1 << 20
@@ -175,7 +176,7 @@ class DatasetWriter:
                 self._sink.close()
 
     def _write_groups(self, *, final: bool) -> None:
-        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self._rest_lengths)])
+        offsets = offsets_of(self._rest_lengths)
         num_users, start = len(self._rest_lengths), 0
         while start < num_users:
             fits = int(np.searchsorted(offsets, offsets[start] + _ROW_GROUP_EVENTS, side="right")) - 1

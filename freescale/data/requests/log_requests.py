@@ -20,6 +20,7 @@ from freescale.data.requests.request_examples import RequestExamples
 from freescale.data.requests.request_index import RequestIndex, find_runs, with_groups
 from freescale.data.source import IntArray, ItemCatalog
 from freescale.data.sources.parquet import ParquetSource
+from freescale.jagged import group_index
 
 _OPEN = 3
 """Windows whose requests are kept in memory, as many as the log keeps open."""
@@ -47,8 +48,7 @@ class WindowRequests(RequestExamples):
             start = np.maximum(start, first[user])
         else:
             counts = -(-self.fresh // self.candidates)
-            user = np.repeat(np.arange(len(lengths)), counts)
-            number = np.arange(len(user)) - np.repeat(np.cumsum(counts) - counts, counts)
+            user, number = group_index(counts)
             # From the end on, so that all but the first request of a row are full.
             stop = lengths[user] - (counts[user] - 1 - number) * self.candidates
             start = np.maximum(stop - self.candidates, first[user])

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from freescale.data.batches.examples import _spans
 from freescale.data.source import Histories, IntArray
+from freescale.jagged import offsets_of, spans
 
 
 class RequestEvents(NamedTuple):
@@ -43,8 +43,8 @@ def joined(
 ) -> tuple[IntArray, IntArray]:
     """Places of events and behind them those of candidates, request by request; and where each begins."""
     lengths = np.diff(past_offsets) + counts
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    to, _ = _spans(offsets[1:] - counts, counts)
+    offsets = offsets_of(lengths)
+    to, _ = spans(offsets[1:] - counts, counts)
     candidate = np.zeros(int(offsets[-1]), bool)
     candidate[to] = True
     index = np.empty(len(candidate), np.int64)
@@ -65,7 +65,7 @@ def strictly_before(
 
     Events of a log may come late, behind later ones: none that is later than the request gets into its history.
     """
-    index, offsets = _spans(base, events)
+    index, offsets = spans(base, events)
     late = histories.columns["time"][index] >= np.repeat(asked, events)
     # Where the next late one stands, from each event on; behind the last there is none.
     place = np.where(late, np.arange(len(late)), len(late))

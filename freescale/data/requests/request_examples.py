@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freescale.data.batches.examples import Examples, _spans, _tensors, _with_items
+from freescale.data.batches.examples import Examples, _tensors, _with_items
 from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.data.features.feature_source import schema_of
 from freescale.data.pools import IndexedSource, PoolIndex, PoolRule
@@ -38,6 +38,7 @@ from freescale.data.requests.stored_anchors import SharedSource, stored_anchors
 from freescale.data.scan import row_blocks
 from freescale.data.source import Histories, IntArray, SequenceSource
 from freescale.errors import ConfigError, DataError
+from freescale.jagged import spans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +151,7 @@ class RequestExamples(Examples):
         found = (self._found_by_index if indexed else self._found)(user, start, candidates)
         histories, index, offsets, counts, first, asked, of_user = found
         # Where candidates stand, and whose they are: what is said of them is written over what events say.
-        at, _ = _spans(offsets[1:] - counts, counts)
+        at, _ = spans(offsets[1:] - counts, counts)
         of = np.repeat(np.arange(len(rows)), counts)
         item = torch.from_numpy(picked(histories.columns["item"], index).astype(np.int64))
         tokens = {"item": item, "target": item}
@@ -201,7 +202,7 @@ class RequestExamples(Examples):
         if self.anchors is not None and asked is not None:
             known = np.diff(past_offsets) > 0
             asked = np.where(known, histories.columns["time"][last_of(past, past_offsets)], asked)
-        shown, _ = _spans(base + start, counts)
+        shown, _ = spans(base + start, counts)
         # Candidates stand right behind the history, whatever was left out between.
         index, offsets = joined(past, past_offsets, shown, counts)
         return RequestEvents(histories, index, offsets, counts, base + start, asked, which)
@@ -228,7 +229,7 @@ class RequestExamples(Examples):
         most = self.max_length - 1
         if self.pools is None:
             kept = np.minimum(events, most)
-            return _spans(histories.offsets[which] + events - kept, kept)
+            return spans(histories.offsets[which] + events - kept, kept)
         index = PoolIndex(histories.columns[self.pools.column], histories.offsets, self.pools)
         return index.spans(which, events, most=most)
 
@@ -237,7 +238,7 @@ class RequestExamples(Examples):
         user, start, counts = self.index.of(rows)
         who, which = np.unique(user, return_inverse=True)
         histories = self.source.read(who)
-        index, _ = _spans(histories.offsets[which] + start, counts)
+        index, _ = spans(histories.offsets[which] + start, counts)
         found = {name: histories.columns[name][index].astype(np.float32) for name in self.outcomes}
         for name, values in found.items():
             self._check(name, values)

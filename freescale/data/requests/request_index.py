@@ -23,6 +23,7 @@ from freescale.data.batches.examples import _HELD_BACK
 from freescale.data.requests.anchors import AnchorRule, find_anchors
 from freescale.data.scan import row_blocks
 from freescale.data.source import IntArray, SequenceSource, Split, SplitSource
+from freescale.jagged import group_index, number_inside
 
 _HELD_BACK_REQUESTS = {"valid": 1, "test": 0}
 
@@ -67,8 +68,7 @@ def index_by_number(source: SequenceSource, split: Split, *, candidates: int) ->
         user = np.flatnonzero(ends > 0)
         return with_groups(source, user, ends[user] - 1, ends[user])
     counts = -(-np.maximum(ends - 1, 0) // candidates)
-    user = np.repeat(np.arange(len(ends)), counts)
-    number = np.arange(len(user)) - np.repeat(np.cumsum(counts) - counts, counts)
+    user, number = group_index(counts)
     # From the end on, so that all but a user's first request are full.
     stop = ends[user] - (counts[user] - 1 - number) * candidates
     return with_groups(source, user, np.maximum(stop - candidates, 1), stop)
@@ -132,7 +132,7 @@ def _of_split(
         mine = stop <= ends if split == "train" else (start < ends) & (ends <= stop)
     else:
         counts = np.bincount(user, minlength=len(source.lengths))
-        number = np.arange(len(user)) - (np.cumsum(counts) - counts)[user]
+        number = number_inside(counts)
         left = counts[user] - 1 - number
         # Where there is no request before it, nothing is known of the user.
         mine = left >= 2 if split == "train" else (left == _HELD_BACK_REQUESTS[split]) & (number > 0)

@@ -32,6 +32,7 @@ from freescale.data.source import IntArray, Split
 from freescale.data.stored.digest import digest_arrays, digest_parts
 from freescale.data.stored.durable import sync_tree
 from freescale.errors import DataError
+from freescale.jagged import spans
 
 try:
     import fcntl
@@ -162,8 +163,7 @@ def _write(
         number = np.searchsorted(days, day)
         order = np.argsort(number, kind="stable")
         of_day = np.bincount(number, minlength=len(days))
-        inside = np.arange(len(order)) - np.repeat(np.cumsum(of_day) - of_day, of_day)
-        place = np.repeat(next_place, of_day) + inside
+        place, _ = spans(next_place, of_day)
         out["user"][place] = user[order]
         out["start"][place] = event[order]
         out["tokens"][place] = (np.minimum(past, max_length - 1) + 1)[order]

@@ -17,6 +17,7 @@ from freescale.data.requests.request_examples import RequestExamples
 from freescale.data.requests.task_rule import TaskRule
 from freescale.data.scan import spread_rows
 from freescale.data.source import Histories, IntArray
+from freescale.jagged import number_inside
 
 _MAX_EVENTS = 1 << 20
 """Events looked at for a share; sorting them takes about 0.2 s."""
@@ -149,8 +150,7 @@ def _blocks(rows: IntArray, lengths: IntArray, *, max_events: int) -> Iterator[I
 def _is_target(part: Histories, max_length: int) -> npt.NDArray[np.bool_]:
     """Which events training has as targets: all but the first, or those after the cut."""
     lengths = part.lengths
-    position = np.arange(int(part.offsets[-1])) - np.repeat(part.offsets[:-1], lengths)
-    return position >= np.repeat(np.maximum(lengths - max_length, 1), lengths)
+    return number_inside(lengths) >= np.repeat(np.maximum(lengths - max_length, 1), lengths)
 
 
 def _is_first(part: Histories) -> npt.NDArray[np.bool_]:

@@ -26,6 +26,7 @@ from freescale.data.source import Histories, IntArray, SequenceSource
 from freescale.data.sources.parquet import ParquetOptions, make_parquet
 from freescale.data.stored.digest import DigestedSource
 from freescale.errors import DataError
+from freescale.jagged import offsets_of, spans
 from freescale.registry import register
 
 FOLDER, FACTS = "columns", "facts.json"
@@ -47,7 +48,7 @@ class ColumnSource:
         if not facts.exists():
             write_columns(inner, self.folder)
         self._facts: dict[str, Any] = json.loads(facts.read_text())
-        self.offsets: IntArray = np.concatenate([[0], np.cumsum(inner.lengths)]).astype(np.int64)
+        self.offsets: IntArray = offsets_of(inner.lengths)
         if self._facts["events"] != int(self.offsets[-1]):
             raise self._of_others(f"{self._facts['events']:,} events there, {int(self.offsets[-1]):,}")
         if self._facts.get("digest", digest := _digest(inner)) != digest:
@@ -72,9 +73,7 @@ class ColumnSource:
     def read(self, rows: Sequence[int] | IntArray) -> Histories:
         """The histories of these rows, in the order asked for."""
         rows = np.asarray(rows, np.int64)
-        lengths = self.offsets[rows + 1] - self.offsets[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        places = np.arange(int(offsets[-1])) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        places, offsets = spans(self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows])
         return self.events(rows, places, offsets)
 
     def events(self, rows: IntArray, places: IntArray, offsets: IntArray) -> Histories:

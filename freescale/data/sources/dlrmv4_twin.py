@@ -33,6 +33,7 @@ from freescale.data.sources._twin_listener import (
     num_events,
 )
 from freescale.errors import DataError
+from freescale.jagged import offsets_of
 from freescale.registry import register
 
 Columns = dict[str, npt.NDArray[np.generic]]
@@ -136,14 +137,14 @@ class TwinSource:
     def read(self, rows: Sequence[int] | IntArray) -> Histories:
         """The histories of these rows, in the order asked for."""
         rows = np.asarray(rows, dtype=np.int64)
-        offsets = np.concatenate([[0], np.cumsum(self._lengths[rows])]).astype(np.int64)
+        offsets = offsets_of(self._lengths[rows])
         columns = _columns([self._listener(row) for row in rows.tolist()])
         return Histories(users=rows + 1, offsets=offsets, columns=columns)
 
     @cached_property
     def offsets(self) -> IntArray:
         """[rows + 1] where histories begin among all events."""
-        return np.concatenate([[0], np.cumsum(self._lengths)]).astype(np.int64)
+        return offsets_of(self._lengths)
 
     def events(self, rows: IntArray, places: IntArray, offsets: IntArray) -> Histories:
         """The events at these places among all events, as histories of these rows; makes all users."""

@@ -40,6 +40,7 @@ from freescale.data.stored.storage import is_address, local_path, open_elsewhere
 from freescale.data.words.id_words import find_words, read_ids, read_words
 from freescale.data.words.item_names import ItemNames
 from freescale.errors import DataError
+from freescale.jagged import offsets_of, spans
 from freescale.registry import register
 
 # Every open shard costs a file descriptor in every worker; opening one again costs about a millisecond.
@@ -196,7 +197,7 @@ class ParquetSource:
         """The histories of these rows, in the order asked for; a row may be asked for twice."""
         wanted = self._checked_rows(rows)
         lengths = np.asarray(self.lengths[wanted])
-        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+        offsets = offsets_of(lengths)
         users = np.empty(len(wanted), dtype=np.int64)
         columns = self._room(self._event_features, int(offsets[-1]))
         user_columns = self._room(self._user_features, len(wanted))
@@ -208,8 +209,8 @@ class ParquetSource:
             group = self._row_group(number)
             local = wanted[places] - self._group_starts[number]
             users[places] = group.users[local]
-            source = _ranges(group.offsets[local], lengths[places])
-            target = _ranges(offsets[places], lengths[places])
+            source, _ = spans(group.offsets[local], lengths[places])
+            target, _ = spans(offsets[places], lengths[places])
             for name, column in columns.items():
                 column[target] = group.columns[name][source]
             for name, column in user_columns.items():
@@ -344,12 +345,6 @@ class ParquetOptions:
 def make_parquet(path: str, options: ParquetOptions, *, seed: int) -> ParquetSource:
     """The data set of a prepared folder, the same for every seed."""
     return ParquetSource(path, cache_mb=options.cache_mb, disk_cache_gb=options.disk_cache_gb)
-
-
-def _ranges(starts: IntArray, lengths: IntArray) -> IntArray:
-    """The numbers start, start + 1, ..., start + length - 1 of every pair, one after another."""
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
 def _exchanged(path: Path, why: object) -> DataError:

@@ -30,6 +30,7 @@ from freescale.data.sources._synthetic_features import (
     make_features,
 )
 from freescale.errors import DataError
+from freescale.jagged import offsets_of, spans
 from freescale.registry import register
 
 _ITEMS_PER_GENRE = 25
@@ -72,7 +73,7 @@ class SyntheticSource:
         rng = np.random.default_rng([seed, 7])
         raw = rng.lognormal(np.log(mean_length) - sigma**2 / 2, sigma, num_users)
         self._lengths = np.clip(raw.round(), 4, max_length).astype(np.int64)
-        self._offsets = np.concatenate([[0], np.cumsum(self._lengths)]).astype(np.int64)
+        self._offsets = offsets_of(self._lengths)
         self._num_items = num_items
         country = draw_countries(seed, num_users) if with_features else None
         walk = _plant(
@@ -140,9 +141,7 @@ class SyntheticSource:
     def read(self, rows: Sequence[int] | IntArray) -> Histories:
         """The histories of these rows, in the order asked for."""
         rows = np.asarray(rows, dtype=np.int64)
-        lengths = self._lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        index = np.arange(offsets[-1]) + np.repeat(self._offsets[:-1][rows] - offsets[:-1], lengths)
+        index, offsets = spans(self._offsets[:-1][rows], self._lengths[rows])
         columns = {name: values[index] for name, values in self._columns.items()}
         users = {name: values[rows] for name, values in self._user_columns.items()}
         return Histories(users=rows + 1, offsets=offsets, columns=dict(columns), user_columns=users)
@@ -208,7 +207,7 @@ def _plant(
     noise = _zipf_weights(num_items, zipf)
     noise_items = rng.permutation(num_items)
     order = np.argsort(-lengths, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(lengths)])[:-1][order]
+    starts = offsets_of(lengths)[:-1][order]
     events = np.empty(int(lengths.sum()), dtype=np.int64)
     tasteful_events = np.zeros(len(events), dtype=bool)
     genre = rng.integers(num_genres, size=len(lengths))

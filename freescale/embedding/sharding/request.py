@@ -26,6 +26,7 @@ from freescale.comm.traffic import OwnedKeys, Relay, Route, TravelOrder, send_ke
 from freescale.embedding.id_map import check_whole
 from freescale.embedding.sharding.plan import TablePlan, TableSpec
 from freescale.errors import DataError
+from freescale.jagged import spans
 from freescale.kernels.rows import RowPlan, overlap, plan_of_unique, unique
 from freescale.kernels.runtime import on_device
 
@@ -267,8 +268,5 @@ def _bit_places(sizes: Sequence[list[int]]) -> tuple[list[np.ndarray], np.ndarra
     block_bytes = (counts + 7) // 8
     # Blocks stand by rank, then by list: each begins where those before it end.
     first = (np.cumsum(block_bytes.T.reshape(-1)) - block_bytes.T.reshape(-1)).reshape(block_bytes.T.shape).T
-    places = []
-    for begins, count in zip(8 * first, counts):
-        shift = begins - (np.cumsum(count) - count)
-        places.append(np.repeat(shift, count) + np.arange(int(count.sum())))
+    places = [spans(begins, count)[0] for begins, count in zip(8 * first, counts)]
     return places, block_bytes.sum(0)

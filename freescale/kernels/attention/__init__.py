@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from freescale.kernels.attention.plan.fills import ListFiller
     from freescale.kernels.attention.plan.room import BIAS_ROWS, LayoutRoom, pair_blocks
     from freescale.kernels.attention.plan.schedule import is_long
-    from freescale.kernels.attention.plan.tile_pairs import group_index
     from freescale.kernels.attention.plan.wishes import LayoutWishes
     from freescale.kernels.attention.reference import (
         NUM_TIME_BUCKETS,

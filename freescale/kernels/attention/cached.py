@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freescale.jagged import group_index
 from freescale.kernels.attention.mask import Ints
-from freescale.kernels.attention.plan.tile_pairs import group_index
 from freescale.kernels.attention.triton.fused_attention import MAX_WIDTH
 from freescale.kernels.attention.triton.launch import last_dense, padded
 from freescale.kernels.runtime import has_triton, product_precision, start_kernel

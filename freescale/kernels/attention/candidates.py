@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freescale.jagged import group_index
 from freescale.kernels.attention.cached import KeyValueBuffer
 from freescale.kernels.attention.mask import Ints
-from freescale.kernels.attention.plan.tile_pairs import group_index
 from freescale.kernels.attention.triton.launch import last_dense, padded
 from freescale.kernels.runtime import kernels_of, product_precision, start_kernel
 

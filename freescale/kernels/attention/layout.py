@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from freescale.jagged import group_index
 from freescale.kernels.attention.cpu.loop_attention import LoopLayout
 from freescale.kernels.attention.cpu.tile_layout import TileLayout
 from freescale.kernels.attention.cpu.tile_masks import RuleTiles
@@ -190,8 +191,8 @@ class SequenceLayout:
                 self._token_tiles[block] = self._fixed("token_tiles", block)
         if block not in self._token_tiles:
             tiles = -(-self.lengths // block)
-            sequence = np.repeat(np.arange(len(tiles)), tiles)
-            position = (np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * block
+            sequence, number = group_index(tiles)
+            position = number * block
             count = np.minimum(self.lengths[sequence] - position, block)
             table = np.stack([sequence, self.offsets.numpy()[sequence] + position, count], axis=1)
             self._token_tiles[block] = self._carrier.add(table)[0]

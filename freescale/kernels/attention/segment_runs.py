@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freescale.jagged import group_index, number_inside, offsets_of
 from freescale.kernels.attention.cpu.loop_attention import LoopLayout
 from freescale.kernels.attention.cpu.tile_layout import TileLayout
 from freescale.kernels.attention.mask import AttentionMask
-from freescale.kernels.attention.plan.tile_pairs import group_index
 
 
 def can_unroll(mask: AttentionMask, offsets: Tensor) -> bool:
@@ -58,10 +58,10 @@ class SegmentRuns:
         flat = begins[run] + number - before[run]
         is_early = number < before[run]
         flat[is_early] = of_summaries[(early[run] + number)[is_early]]
-        position = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+        position = number_inside(np.diff(starts))
         self.index = torch.from_numpy(flat)
         self.own = torch.from_numpy(np.flatnonzero(~is_early))
-        runs = torch.from_numpy(np.concatenate([[0], np.cumsum(before + lengths)]))
+        runs = torch.from_numpy(offsets_of(before + lengths))
         self.loops = LoopLayout(runs, positions=position[flat])
         self._offsets = runs
 

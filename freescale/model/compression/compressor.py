@@ -13,6 +13,7 @@ from torch import Tensor
 
 from freescale.data import Ints, Segments, SequenceBatch, cut_history, insert_summaries
 from freescale.errors import DataError
+from freescale.jagged import offsets_of
 from freescale.model.compression.packed_caches import PackedCaches
 from freescale.model.compression.segmented import SegmentedEncoder
 from freescale.model.compression.token_cache import CacheStamp, TokenCache
@@ -65,18 +66,16 @@ class Compressor:
         while rest.num_tokens:
             now = rest.lengths.clamp(max=self.stamp.length)
             users = torch.nonzero(now)[:, 0].tolist()
-            part, index = _slice(batch, done, now)
+            index, part = batch.part(done, now, device=vectors_TD.device)
             taken = part.select(users)
             one_each = Segments(np.arange(len(users)), taken.lengths.numpy())
             now_kept = self.packed([grown[user] for user in users], device=vectors_TD.device)
-            made = self._run(
-                vectors_TD.index_select(0, index.to(vectors_TD.device)), taken, one_each, now_kept
-            )
+            made = self._run(vectors_TD.index_select(0, index), taken, one_each, now_kept)
             for user, more in zip(users, made):
                 old = grown[user]
                 grown[user] = more if old is None or more is None else old.extended(more)
             done = done + now
-            rest, _ = _slice(batch, done, batch.lengths - done)
+            _, rest = batch.part(done, batch.lengths - done)
         return grown
 
     @torch.no_grad()
@@ -103,10 +102,10 @@ class Compressor:
     def last_states(self, vectors_TD: Tensor, batch: SequenceBatch) -> Tensor:
         """State of the last event of whole histories by the two steps of serving: compress all but the recent, ask."""
         history = torch.from_numpy(self.encoder.rule.history(batch.lengths.numpy()))
-        old, index = _slice(batch, torch.zeros_like(history), history)
-        caches = self.compress(vectors_TD.index_select(0, index.to(vectors_TD.device)), old)
-        recent, index = _slice(batch, history, batch.lengths - history)
-        states = self.states(vectors_TD.index_select(0, index.to(vectors_TD.device)), recent, caches)
+        index, old = batch.part(torch.zeros_like(history), history, device=vectors_TD.device)
+        caches = self.compress(vectors_TD.index_select(0, index), old)
+        index, recent = batch.part(history, batch.lengths - history, device=vectors_TD.device)
+        states = self.states(vectors_TD.index_select(0, index), recent, caches)
         return states.index_select(0, (recent.offsets[1:] - 1).to(states.device))
 
     def _run(
@@ -136,7 +135,7 @@ class Compressor:
             keys,
             values,
             sizes=segments.sizes,
-            segments=np.concatenate([[0], np.cumsum(counts)]),
+            segments=offsets_of(counts),
             segment_times=times,
             stamp=self.stamp,
         )
@@ -155,13 +154,3 @@ class Compressor:
                 allowed=f"at most {self.encoder.max_positions}",
                 next_step="compress the user's latest events again, without a cache",
             )
-
-
-def _slice(batch: SequenceBatch, first: Tensor, count: Tensor) -> tuple[SequenceBatch, Tensor]:
-    """Events first .. first + count - 1 of every sequence, and their numbers in the flat batch."""
-    offsets = torch.cat([count.new_zeros(1), count.cumsum(0)])
-    shift = torch.repeat_interleave(batch.offsets[:-1] + first - offsets[:-1], count)
-    index = torch.arange(int(offsets[-1])) + shift
-    where = index.to(batch.device)
-    tokens = {name: values.index_select(0, where) for name, values in batch.tokens.items()}
-    return SequenceBatch(offsets=offsets, tokens=tokens, samples=batch.samples), index

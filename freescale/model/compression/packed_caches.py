@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from freescale.data import Ints
+from freescale.jagged import offsets_of, spans
 from freescale.kernels.runtime import to_device
 from freescale.model.compression.token_cache import CacheStamp, TokenCache
 
@@ -67,7 +68,7 @@ class PackedCaches(Sequence[TokenCache | None]):
             (torch.cat([getattr(cache, name) for cache in some], dim=1) if some else empty).to(device)
             for name in ("keys", "values")
         )
-        segments = np.concatenate([[0], np.cumsum(np.array(numbers, np.int64))])
+        segments = offsets_of(numbers)
         return PackedCaches.build(
             keys, values, sizes=sizes, segments=segments, segment_times=times, stamp=stamp
         )
@@ -106,16 +107,14 @@ class PackedCaches(Sequence[TokenCache | None]):
     @cached_property
     def ends(self) -> Ints:
         """[users] position of the event that follows."""
-        total = np.concatenate([[0], np.cumsum(self.sizes)])
+        total = offsets_of(self.sizes)
         found: Ints = np.diff(total[self.segments]) + self.counts
         return found
 
     def select(self, users: Sequence[int] | Ints) -> PackedCaches:
         """The caches of these users, in this order; keys and values stay where they are."""
         index = np.asarray(users, np.int64)
-        numbers = np.diff(self.segments)[index]
-        segments = np.concatenate([[0], np.cumsum(numbers)])
-        own = np.arange(int(segments[-1])) + np.repeat(self.segments[:-1][index] - segments[:-1], numbers)
+        own, segments = spans(self.segments[:-1][index], np.diff(self.segments)[index])
         times = self.segment_times
         return replace(
             self,

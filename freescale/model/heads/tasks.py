@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from freescale.data import SequenceBatch, TaskRule, parse_tasks
 from freescale.errors import ConfigError
+from freescale.jagged import spans
 from freescale.kernels import SequenceLayout
 from freescale.kernels.runtime import to_device
 from freescale.model.head import LastEvents, Needs
@@ -206,8 +206,8 @@ def target_index(batch: SequenceBatch) -> Tensor:
         raise ConfigError("head.kind=tasks needs requests", got="a batch without candidates")
     # By NumPy: torch wakes all threads of the host for a few hundred numbers.
     counts = batch.targets.numpy()
-    first = np.repeat(batch.offsets.numpy()[1:] - np.cumsum(counts), counts)
-    return to_device(first + np.arange(len(first)), device=batch.device)[0]
+    index, _ = spans(batch.offsets.numpy()[1:] - counts, counts)
+    return to_device(index, device=batch.device)[0]
 
 
 @dataclass(frozen=True, kw_only=True)

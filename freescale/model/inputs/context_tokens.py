@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from freescale.data import FIRST, SLOT, Feature, SequenceBatch, TokenRule
 from freescale.errors import ConfigError
+from freescale.jagged import spans
 from freescale.kernels import SequenceLayout, Sum, Taken
 from freescale.kernels.rows import take
 from freescale.kernels.runtime import to_device
@@ -146,9 +146,9 @@ class ContextTokens(nn.Module):
         codes = batch.tokens[feature.name].long() & (num - 1)
         if batch.targets is None:
             return codes
-        counts, ends = batch.targets.numpy(), batch.offsets.numpy()[1:]
-        first = np.repeat(ends - np.cumsum(counts), counts)
-        (candidates,) = to_device(first + np.arange(len(first)), device=codes.device)
+        counts = batch.targets.numpy()
+        index, _ = spans(batch.offsets.numpy()[1:] - counts, counts)
+        (candidates,) = to_device(index, device=codes.device)
         return codes.index_fill(0, candidates, num)
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from freescale.data import Feature, SequenceBatch, TokenRule
+from freescale.jagged import group_index, offsets_of
 from freescale.kernels import SequenceLayout, Sum
 from freescale.kernels.rows import take
 from freescale.kernels.runtime import on_device, to_device
@@ -195,7 +196,7 @@ def longer_sequence(
     lengths = np.diff(offsets)
     used = lengths > 0
     sizes = np.where(used, lengths + front, 0)
-    longer = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    longer = offsets_of(sizes)
     number, samples = np.cumsum(used) - 1, np.flatnonzero(used)
     facts = np.stack([longer[:-1], offsets[:-1], number, sizes]).astype(np.int64)
     (told, samples_there) = to_device(facts, samples, device=device)
@@ -267,11 +268,10 @@ class _Places:
         lengths = np.diff(offsets)
         shown = np.zeros_like(lengths) if targets is None else targets.numpy()
         sizes = np.where(lengths > 0, rule.front + lengths + (lengths - shown) * rule.after, 0)
-        longer = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        longer = offsets_of(sizes)
         samples = np.flatnonzero(lengths)
         num_tokens = int(offsets[-1])
-        owner = np.repeat(np.arange(len(lengths)), lengths)
-        number = np.arange(num_tokens) - offsets[owner]
+        owner, number = group_index(lengths)
         before = np.minimum(number, (lengths - shown)[owner])
         first = longer[owner] + rule.front + number + before * rule.after
         is_event = number < (lengths - shown)[owner]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from freescale.data import Ints, SequenceBatch
 from freescale.errors import ConfigError, DataError
+from freescale.jagged import number_inside, spans
 from freescale.kernels import SequenceLayout
 from freescale.kernels.runtime import to_device
 from freescale.model.views.cached_view import CachedView
@@ -67,8 +68,7 @@ class HistoryCaches:
             )
             stamps = [each.times for each in some if each.times is not None]
             self.times = torch.cat(stamps).to(device) if len(stamps) == len(some) else None
-        inside = np.arange(int(self.counts.sum())) - np.repeat(self.starts, self.counts)
-        self.positions: Tensor = to_device(inside, device=device)[0]
+        self.positions: Tensor = to_device(number_inside(self.counts), device=device)[0]
 
 
 @torch.no_grad()
@@ -157,9 +157,9 @@ def candidate_states(
     for first in range(0, most, chunk or max(most, 1)):
         now = (batch.targets - first).clamp(min=0, max=chunk or most)
         index, offsets = _tokens_of(batch, first, now)
-        (where,) = to_device(index.numpy(), device=vectors_TD.device)
+        (where,) = to_device(index, device=vectors_TD.device)
         part = SequenceBatch(
-            offsets=offsets,
+            offsets=torch.from_numpy(offsets),
             tokens={
                 name: values.index_select(0, where.to(values.device)) for name, values in batch.tokens.items()
             },
@@ -167,10 +167,9 @@ def candidate_states(
         )
         view = CachedView(part, store, device=vectors_TD.device)
         states = encoder.encode(vectors_TD.index_select(0, where), view)
-        own = torch.arange(int(now.sum())) - torch.repeat_interleave(now.cumsum(0) - now, now)
-        last = torch.repeat_interleave(offsets[1:] - now, now) + own
-        goal = torch.repeat_interleave(before + first, now) + own
-        to, of = to_device(goal.numpy(), last.numpy(), device=vectors_TD.device)
+        last, _ = spans(offsets[1:] - now.numpy(), now.numpy())
+        goal, _ = spans((before + first).numpy(), now.numpy())
+        to, of = to_device(goal, last, device=vectors_TD.device)
         out.index_copy_(0, to, states.index_select(0, of))
     return out
 
@@ -185,33 +184,20 @@ def _with_events_cached(
     """The latest event of every request and its candidates; the events before are in the caches."""
     assert batch.targets is not None
     events = (batch.lengths - batch.targets - 1).clamp(min=0)
-    old, index = _part(batch, torch.zeros_like(events), events, vectors_TD.device)
+    index, old = batch.part(torch.zeros_like(events), events, device=vectors_TD.device)
     kept = extend_caches(encoder, vectors_TD.index_select(0, index), old, caches, model=model)
-    rest, index = _part(batch, events, batch.lengths, vectors_TD.device)
+    index, rest = batch.part(events, batch.lengths - events, device=vectors_TD.device)
     return vectors_TD.index_select(0, index), replace(rest, targets=batch.targets), kept
 
 
-def _part(
-    batch: SequenceBatch, first: Tensor, end: Tensor, device: torch.device
-) -> tuple[SequenceBatch, Tensor]:
-    """Tokens `first` to `end` of every sequence, and which tokens of the batch they are."""
-    lengths = end - first
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    shift = torch.repeat_interleave(batch.offsets[:-1] + first - offsets[:-1], lengths)
-    (index,) = to_device((torch.arange(int(offsets[-1])) + shift).numpy(), device=device)
-    tokens = {name: values.index_select(0, index.to(values.device)) for name, values in batch.tokens.items()}
-    return SequenceBatch(offsets=offsets, tokens=tokens), index
-
-
-def _tokens_of(batch: SequenceBatch, first: int, count: Tensor) -> tuple[Tensor, Tensor]:
+def _tokens_of(batch: SequenceBatch, first: int, count: Tensor) -> tuple[Ints, Ints]:
     """Tokens of every request: its events, and `count` of its candidates from number `first` on; and their offsets."""
     assert batch.targets is not None
-    events = batch.lengths - batch.targets
-    lengths = events + count
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    inside = torch.arange(int(offsets[-1])) - torch.repeat_interleave(offsets[:-1], lengths)
-    shift = torch.where(inside < torch.repeat_interleave(events, lengths), 0, first)
-    return inside + shift + torch.repeat_interleave(batch.offsets[:-1], lengths), offsets
+    starts, events = batch.offsets[:-1], batch.lengths - batch.targets
+    # Two pieces a request, so every second offset is where one begins.
+    begins = torch.stack([starts, starts + events + first], dim=1).ravel()
+    index, offsets = spans(begins.numpy(), torch.stack([events, count], dim=1).ravel().numpy())
+    return index, offsets[::2].copy()
 
 
 def _joined(before: HistoryCache, more: HistoryCache) -> HistoryCache:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from freescale.data import Ints, SequenceBatch
+from freescale.jagged import group_index
 from freescale.kernels.attention import (
     CachedPlan,
     KeyValueBuffer,
@@ -24,7 +25,6 @@ from freescale.kernels.attention import (
     can_fuse_cached,
     candidate_attention,
     for_every_head,
-    group_index,
     tile_table,
     time_bucket,
 )

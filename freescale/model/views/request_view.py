@@ -16,6 +16,7 @@ from torch import Tensor
 
 from freescale.data import SequenceBatch
 from freescale.errors import ConfigError
+from freescale.jagged import spans
 from freescale.kernels import AttentionMask, MaskKind, SequenceLayout
 from freescale.kernels.runtime import to_device
 from freescale.model.parts.dropout import dropout_batch
@@ -55,10 +56,9 @@ class RequestView(BatchView):
     @cached_property
     def target_index(self) -> Tensor:
         """[K] the candidates among the tokens of the batch."""
-        ends = self._layout.offsets.numpy()[1:]
         counts = self._counts
-        first = np.repeat(ends - np.cumsum(counts), counts)
-        return to_device(first + np.arange(int(counts.sum())), device=self._layout.device)[0]
+        index, _ = spans(self._layout.offsets.numpy()[1:] - counts, counts)
+        return to_device(index, device=self._layout.device)[0]
 
     @cached_property
     def only_targets(self) -> BatchView:
@@ -120,14 +120,8 @@ def target_states(
 def history_states(encoder: Any, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
     """State of the last event for every candidate of a batch, [K, D]; zeros for a request without history."""
     counts = batch.lengths - view_counts(batch)
-    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    shift = torch.repeat_interleave(batch.offsets[:-1] - offsets[:-1], counts)
-    (index,) = to_device((torch.arange(int(offsets[-1])) + shift).numpy(), device=vectors_TD.device)
-    events = SequenceBatch(
-        offsets=offsets,
-        tokens={name: values.index_select(0, index) for name, values in batch.tokens.items()},
-        samples=batch.samples,
-    )
+    index, events = batch.part(torch.zeros_like(counts), counts, device=vectors_TD.device)
+    offsets = events.offsets
     own = SequenceLayout(offsets, device=layout.device)
     with dropout_batch(events, own):
         states = encoder(vectors_TD.index_select(0, index), events, own)

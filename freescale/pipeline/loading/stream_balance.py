@@ -22,6 +22,7 @@ from torch import Tensor
 from freescale.balance import CostModel, FloatArray, IntArray, min_moves
 from freescale.comm.transports import make_transport
 from freescale.data import SequenceBatch
+from freescale.jagged import offsets_of
 from freescale.kernels.runtime import start_thread
 
 
@@ -158,7 +159,7 @@ class StreamBalancer:
         send_tokens = [int(lengths[part].sum()) for part in to]
         receive_tokens = [int(lengths[part].sum()) for part in coming]
         arrived = np.concatenate([lengths[part] for part in coming]).astype(np.int64)
-        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(arrived)]))
+        offsets = torch.from_numpy(offsets_of(arrived))
         return SequenceBatch(
             offsets=offsets,
             tokens={n: self._move(v, send_tokens, receive_tokens) for n, v in leaving.tokens.items()},

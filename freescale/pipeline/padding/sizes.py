@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from freescale.balance import BalancedSampler, StepPlan
 from freescale.data import IntArray, SequenceBatch, TokenRule
+from freescale.jagged import offsets_of
 from freescale.kernels import LayoutRoom
 from freescale.kernels.attention import BIAS_ROWS, is_long, pair_blocks
 from freescale.pipeline.padding.source import FEWEST, longer_room, padded_size
@@ -266,7 +266,7 @@ def _cheapest(needed: Sequence[int], price: float) -> tuple[int, ...]:
 
 def _batch_of(lengths: IntArray) -> SequenceBatch:
     """A batch with such sequences, and nothing in them."""
-    return SequenceBatch(torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)))
+    return SequenceBatch(torch.from_numpy(offsets_of(lengths)))
 
 
 def _grown(lengths: IntArray, rule: TokenRule | None) -> IntArray:

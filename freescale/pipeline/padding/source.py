@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freescale.data import TokenRule
+from freescale.jagged import offsets_of
 from freescale.kernels import LayoutRoom
 from freescale.kernels.attention import BIAS_ROWS, ListFiller
 from freescale.kernels.runtime import HostRoom
@@ -111,7 +112,7 @@ class PaddingSource:
             return None
         sizes = self.rule.tokens(np.diff(self.offsets))
         room = longer_room(self.room, len(sizes), self.rule)
-        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), room
+        return offsets_of(sizes), room
 
     @property
     def size(self) -> tuple[Any, ...]:

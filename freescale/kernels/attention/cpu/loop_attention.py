@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from freescale.jagged import offsets_of
 from freescale.kernels.attention.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH
 
 Array = npt.NDArray[Any]
@@ -36,7 +37,7 @@ class LoopLayout:
         lengths = np.diff(self.starts)
         self.longest = int(lengths.max(initial=0))
         pairs = lengths * (lengths + 1) // 2
-        self.pair_starts = np.concatenate([[0], np.cumsum(pairs)]).astype(np.int64)
+        self.pair_starts = offsets_of(pairs)
         self._order = np.argsort(-lengths, kind="stable")
 
     def shares(self, heads: int, num_threads: int) -> list[npt.NDArray[np.int64]]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from freescale.jagged import offsets_of
 from freescale.kernels.attention.reference import NUM_TIME_BUCKETS, TIME_BUCKET_WIDTH
 
 
@@ -61,7 +62,7 @@ class TileLayout:
         num_levels = int(tiles_sorted.max(initial=0))
         # tiles_sorted falls, so the number of sequences that reach level i is a search, not a count.
         counts = [int(np.searchsorted(-tiles_sorted, -level, side="left")) for level in range(num_levels)]
-        self.level_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self.level_starts = offsets_of(counts)
         self.counts = counts
         self.num_tiles = int(self.level_starts[-1])
         sequence = np.concatenate([order[:count] for count in counts]) if counts else np.zeros(0, np.int64)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freescale.jagged import group_index
 from freescale.kernels.attention.mask import Ints
 from freescale.kernels.attention.reference import NUM_TIME_BUCKETS
 from freescale.kernels.runtime import Carrier
@@ -105,8 +106,8 @@ def plan_bias(runs: Ints, part: Ints, num_parts: int, *, wide: int, columns: int
     members, begins = ordered(group.ravel(), num_groups + bucket_rows(columns))
     counts = -(-np.diff(begins) // CHUNK)
     ends = np.cumsum(counts)
-    of = np.repeat(np.arange(len(counts)), counts)
-    starts = begins[of] + CHUNK * (np.arange(len(of)) - (ends - counts)[of])
+    of, number = group_index(counts)
+    starts = begins[of] + CHUNK * number
     return BiasPlan(
         runs=torch.from_numpy(runs),
         part_runs=edges[::span].tolist(),

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freescale.jagged import group_index
 from freescale.kernels.attention.mask import AttentionMask, Bools, Ints, shared_position
 from freescale.kernels.attention.plan.bias import BiasPlan, joined, padded_plan, plan_bias
 from freescale.kernels.attention.plan.fills import ListFiller
 from freescale.kernels.attention.plan.room import BIAS_ROWS, LayoutRoom
-from freescale.kernels.attention.plan.tile_pairs import TilePairs, TilePlanner, group_index
+from freescale.kernels.attention.plan.tile_pairs import TilePairs, TilePlanner
 from freescale.kernels.attention.plan.visibility import KeyVisibility, key_visibility
 from freescale.kernels.attention.plan.wishes import LayoutWishes, Wish
 from freescale.kernels.runtime import Alone, Carrier, Sealed

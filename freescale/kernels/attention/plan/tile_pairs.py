@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from freescale.jagged import group_index
 from freescale.kernels.attention.mask import NO_WINDOW, AttentionMask, Bools, Ints, Pieces
 
 
@@ -156,9 +157,3 @@ def _segment_bounds(pieces: Pieces, starts: Ints) -> tuple[Ints, Ints] | None:
     fresh[1:] |= steps != 0
     begins, segment = pieces.starts[fresh], np.cumsum(fresh) - 1
     return begins[segment], np.append(begins[1:], starts[-1])[segment]
-
-
-def group_index(counts: Ints) -> tuple[Ints, Ints]:
-    """For groups of these sizes: the group of every member, and its number inside."""
-    group = np.repeat(np.arange(len(counts)), counts)
-    return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
