@@ -8,6 +8,7 @@ from torch import Tensor
 from freescale.bridge.saved_tables import RowsById
 from freescale.embedding import EmbeddingTable, IdMap, LearningIdMap, ShardedEmbedding, gather_ids, learns_ids
 from freescale.errors import ConfigError, DataError
+from freescale.kernels.rows import find_sorted
 
 _BATCH = 1 << 16
 _NAMED = 8
@@ -79,8 +80,7 @@ def _meet(
             id_map.rows(ids, step=step)
             step += 1
     own, there = (each.cpu() for each in id_map.residents())
-    at = torch.searchsorted(rows.ids, own).clamp_(max=max(0, len(rows.ids) - 1))
-    known = rows.ids[at] == own if len(rows.ids) else torch.zeros(0, dtype=torch.bool)
+    at, known = find_sorted(rows.ids, own)
     everybody = gather_ids(own[known], embedding.group)
     if len(everybody) < len(rows.ids):
         lost = rows.ids[~torch.isin(rows.ids, everybody)]

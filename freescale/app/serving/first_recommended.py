@@ -13,6 +13,7 @@ import numpy as np
 
 from freescale.data import IntArray, LogSource
 from freescale.errors import DataError
+from freescale.jagged import find_sorted
 from freescale.model import retrieves
 from freescale.train import ExportedModel
 
@@ -73,8 +74,8 @@ class FirstRecommended:
         histories, times = [], []
         for start, stop in zip(read.offsets[:-1], read.offsets[1:]):
             items = read.columns["item"][start:stop].astype(np.int64, copy=False)
-            place = np.minimum(np.searchsorted(model.items, items), len(model.items) - 1)
-            known = np.flatnonzero(model.items[place] == items)
+            place, there = find_sorted(model.items, items)
+            known = np.flatnonzero(there)
             if len(known):
                 histories.append([model.names[int(n)] for n in place[known]])
                 times.append(read.columns["time"][start:stop][known].tolist())
@@ -101,7 +102,6 @@ class FirstRecommended:
         for block in np.array_split(np.arange(len(source)), max(1, len(source) // 4096)):
             read = source.read(block)
             seen = read.columns["item"].astype(np.int64, copy=False)
-            place = np.minimum(np.searchsorted(items, seen), len(items) - 1)
-            here = items[place] == seen
+            place, here = find_sorted(items, seen)
             np.minimum.at(first, place[here], read.columns["time"][here].astype(np.int64, copy=False))
         return [(int(item), int(moment)) for item, moment in zip(items, first)]

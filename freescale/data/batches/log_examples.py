@@ -16,7 +16,7 @@ from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.data.log.log_source import LogSource
 from freescale.data.negatives import draw_negatives
 from freescale.data.source import Histories, IntArray, ItemCatalog, Split
-from freescale.jagged import number_inside, offsets_of
+from freescale.jagged import find_sorted, number_inside, offsets_of
 
 
 class WindowFacts(NamedTuple):
@@ -116,8 +116,7 @@ class NextWindow:
             first = np.repeat(read.offsets[1:] - self._targets[block], read.lengths)
             items.append(read.columns["item"][index >= first].astype(np.int64))
         found = np.concatenate(items)
-        place = np.minimum(np.searchsorted(self.items.ids, found), len(self.items.ids) - 1)
-        return np.asarray(self.items.ids[place] != found)
+        return ~find_sorted(self.items.ids, found)[1]
 
     @property
     def lengths(self) -> IntArray:
@@ -183,6 +182,5 @@ class NextExamples(Examples):
     def seen(self, rows: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
         """(offsets, items) of what these users did before their targets, of items that are in the catalogue."""
         offsets, items = super().seen(rows)
-        ids = self.source.items.ids
-        known = ids[np.minimum(np.searchsorted(ids, items), len(ids) - 1)] == items
+        _, known = find_sorted(self.source.items.ids, items)
         return offsets_of(known)[offsets], items[known]

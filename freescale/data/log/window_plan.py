@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from freescale.data.log.log_file import LogRules
 from freescale.data.log.window_writer import Cut, within
 from freescale.data.source import IntArray
 from freescale.data.sources.parquet import ParquetSource
 from freescale.errors import DataError
+from freescale.jagged import find_sorted
 
 _BLOCK_EVENTS = 1 << 21
 
@@ -60,7 +62,7 @@ def plan_windows(
         dropped += int((~kept).sum()) if low is None else 0
         owner = np.repeat(np.arange(len(rows)), histories.lengths)[kept]
         is_first = np.append(True, owner[1:] != owner[:-1])[: len(owner)]
-        is_target = ~is_first | _among(histories.users[owner], known)
+        is_target = ~is_first | find_sorted(known, histories.users[owner])[1]
         # What is late belongs to the window that is open now.
         opened = times[kept] if end is None else np.maximum(times[kept], end)
         bins = np.zeros(len(owner), np.int64) if every is None else opened // every
@@ -87,18 +89,9 @@ def _edges(targets: dict[int, int], every: int | None) -> list[int]:
     return [(number + 1) * every for number in full[:-1]]
 
 
-def _sums(bins: IntArray, flags: IntArray) -> tuple[list[int], list[int]]:
+def _sums(bins: IntArray, flags: npt.NDArray[np.bool_]) -> tuple[list[int], list[int]]:
     numbers, inverse = np.unique(bins, return_inverse=True)
     return numbers.tolist(), np.bincount(inverse, weights=flags, minlength=len(numbers)).astype(int).tolist()
-
-
-def _among(users: IntArray, known: IntArray) -> IntArray:
-    """Which of these are known."""
-    if not len(known):
-        return np.zeros(len(users), bool)
-    place = np.minimum(np.searchsorted(known, users), len(known) - 1)
-    found: IntArray = known[place] == users
-    return found
 
 
 def _blocks(lengths: IntArray) -> list[IntArray]:

@@ -25,6 +25,7 @@ from freescale.data.schema.vocabulary import NONE
 from freescale.data.source import IntArray
 from freescale.data.words.id_words import IdWords
 from freescale.errors import DataError
+from freescale.jagged import find_sorted
 
 # Formats whose lines are events whatever their fields are called.
 _ONLY_EVENTS = ("movielens", "pairs", "sequences")
@@ -81,10 +82,7 @@ class SideTable:
 
     def find(self, ids: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
         """[n] where each id stands, and whether it is there at all."""
-        if not len(self.ids):
-            return np.zeros(len(ids), dtype=np.int64), np.zeros(len(ids), dtype=bool)
-        place = np.searchsorted(self.ids, ids).clip(max=len(self.ids) - 1)
-        return place, self.ids[place] == ids
+        return find_sorted(self.ids, ids)
 
     def take(self, ids: IntArray) -> tuple[dict[str, Column], npt.NDArray[np.bool_]]:
         """The features of these ids, missing where the file lacks one; and which are there."""

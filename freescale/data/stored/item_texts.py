@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -21,6 +20,7 @@ from freescale.data.excerpt import excerpt
 from freescale.data.source import IntArray
 from freescale.data.stored.manifest import ITEMS_FILE
 from freescale.errors import DataError
+from freescale.jagged import find_sorted
 
 TEXTS_FILE = "texts.parquet"
 
@@ -152,7 +152,7 @@ def _rows_by_header(path: Path, lines: list[str]) -> Iterator[tuple[int, str, li
 
 def item_numbers(items: IntArray, ids: IntArray) -> IntArray:
     """The number in the catalogue (ascending ids) of each item; one that is not in it is refused."""
-    numbers: IntArray = np.searchsorted(items, ids).clip(max=len(items) - 1)
-    if len(ids) and (items[numbers] != ids).any():
-        raise DataError("an item is not in the catalogue", got=int(ids[items[numbers] != ids][0]))
+    numbers, known = find_sorted(items, ids)
+    if not known.all():
+        raise DataError("an item is not in the catalogue", got=int(ids[~known][0]))
     return numbers

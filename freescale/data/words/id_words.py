@@ -16,6 +16,7 @@ from freescale.data.preparing.event_columns import WORDS, Events
 from freescale.data.source import IntArray
 from freescale.data.stored.manifest import damaged, words_file
 from freescale.data.words.word_sorter import WordSorter
+from freescale.jagged import find_sorted
 
 
 class IdWords:
@@ -101,10 +102,9 @@ def find_words(path: Path, ids: IntArray) -> Any:
         known, words = table["id"].to_numpy(), table["word"]
     except (OSError, KeyError, pa.ArrowException) as error:
         raise damaged(path, str(error)) from error
-    order = np.argsort(known, kind="stable")
-    place = np.searchsorted(known, ids, sorter=order).clip(max=max(0, len(known) - 1))
     if not len(known):
         return pa.nulls(len(ids), pa.large_string())
-    index = order[place]
-    found = words.take(pa.array(index, mask=known[index] != ids)).cast(pa.large_string())
+    order = np.argsort(known, kind="stable")
+    place, there = find_sorted(known[order], ids)
+    found = words.take(pa.array(order[place], mask=~there)).cast(pa.large_string())
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found

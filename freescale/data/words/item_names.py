@@ -15,6 +15,7 @@ from freescale.data.excerpt import excerpt
 from freescale.data.source import IntArray, SequenceSource
 from freescale.data.words.word_hash import hash_words
 from freescale.errors import DataError
+from freescale.jagged import find_sorted
 
 ItemId = int | str
 _KIND = {
@@ -58,8 +59,8 @@ class ItemNames:
         else:
             asked = self._text(items)
             keys = hash_words(asked)
-        index = self._order[np.searchsorted(self._sorted, keys).clip(max=len(self) - 1)]
-        known = self._keys[index] == keys
+        place, known = find_sorted(self._sorted, keys)
+        index = self._order[place]
         if self.words is not None:
             same = pc.equal(self.words.take(pa.array(index)), asked)
             known &= same.to_numpy(zero_copy_only=False)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from freescale.data.excerpt import excerpt
 from freescale.data.source import IntArray
 from freescale.errors import DataError
+from freescale.jagged import find_sorted
 
 _MIN_INT64 = -(2**63)
 _RUN_BATCHES = 64
@@ -65,7 +66,7 @@ class WordSorter:
         self.num_written = 0
         with pq.ParquetWriter(path, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
             for words in self._blocks():
-                kept = words if keep is None else words.take(_among(words.hashes, keep))
+                kept = words if keep is None else words.among(keep)
                 # The hash of a word stands for it: two words with one hash have been refused.
                 self.num_written += len(kept.hashes)
                 digest.update(kept.hashes.astype("<i8", copy=False).tobytes())
@@ -128,8 +129,9 @@ class _Words(NamedTuple):
         """Memory they take."""
         return int(self.words.nbytes) + _BYTES_A_WORD * len(self.hashes)
 
-    def take(self, index: IntArray) -> _Words:
-        """Some of them."""
+    def among(self, keep: IntArray) -> _Words:
+        """Those whose hashes are among these, which ascend."""
+        index = np.flatnonzero(find_sorted(keep, self.hashes)[1])
         return _Words(self.hashes[index], self.words.take(pa.array(index)))
 
 
@@ -166,13 +168,6 @@ def _write_run(path: Path, words: _Words) -> _Run:
             writer.write_batch(batch.slice(start, size))
     ends = np.append(starts[1:], batch.num_rows) - 1
     return _Run(path, words.hashes[starts], words.hashes[ends])
-
-
-def _among(hashes: IntArray, keep: IntArray) -> IntArray:
-    """Which of these are among those to keep; both ascend."""
-    place = np.searchsorted(keep, hashes)
-    place[place == len(keep)] = 0
-    return np.flatnonzero(keep[place] == hashes) if len(keep) else np.zeros(0, dtype=np.int64)
 
 
 def _collision(what: str, one: str, other: str) -> DataError:

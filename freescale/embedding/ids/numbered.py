@@ -9,6 +9,7 @@ from torch import Tensor
 
 from freescale.embedding.id_map import IdMap
 from freescale.errors import DataError
+from freescale.kernels.rows import find_sorted
 
 # A table up to this many rows is no waste worth a change of what it holds.
 _SMALL_TABLE = 1 << 24
@@ -55,12 +56,11 @@ class NumberedMap:
     def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
         """Row of every id; one that has no number is refused."""
         known = self._on(ids.device)
-        numbers = torch.searchsorted(known, ids.long().contiguous()).clamp_(max=len(known) - 1)
-        strange = known[numbers] != ids
-        if bool(strange.any()):
+        numbers, found = find_sorted(known, ids.long())
+        if not bool(found.all()):
             raise DataError(
                 "an id has no row: embedding.id_map=direct numbers the ids that occur in the data it is trained on",
-                got=f"id {int(ids[strange].flatten()[0])}",
+                got=f"id {int(ids[~found][0])}",
                 allowed=f"the {len(known):,} ids of that data",
                 next_step="use embedding.id_map=zero_collision where new ids come later",
             )

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from freescale.embedding.id_map import IdMap
 from freescale.embedding.tables.table import EmbeddingTable
+from freescale.kernels.rows import find_sorted
 
 SLICES = 1024
 _NOBODY = torch.iinfo(torch.int64).max
@@ -61,8 +62,8 @@ class SpreadMap:
     def placed(self, rows: Tensor) -> Tensor:
         """Where rows of the inner map lie now."""
         source, target = self._on(rows.device)
-        index = torch.searchsorted(source, rows.contiguous()).clamp_(max=len(source) - 1)
-        return torch.where(source[index] == rows, target[index], rows)
+        index, moved = find_sorted(source, rows)
+        return torch.where(moved, target[index], rows)
 
     def move_first_values(self, table: EmbeddingTable) -> None:
         """Give the moved rows of a new table, or of a block of one, the values that they had before."""

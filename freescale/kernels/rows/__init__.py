@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         adam_direction,
         add_scaled,
         crossed_ids,
+        find_sorted,
         hashed_rows,
         mean_squares,
         overlap,

@@ -36,6 +36,18 @@ def unique(ids: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(values), torch.from_numpy(inverse).view(ids.shape)
 
 
+def find_sorted(among: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each id stands among ascending ones, and whether it is there at all, in the shape of the ids.
+
+    The index of one that is not there means nothing; it is 0 where there are none to look among.
+    """
+    ids = ids.contiguous()
+    if not len(among):
+        return torch.zeros_like(ids, dtype=torch.int64), torch.zeros_like(ids, dtype=torch.bool)
+    index = torch.searchsorted(among, ids).clamp_(max=len(among) - 1)
+    return index, among[index] == ids
+
+
 def hashed_rows(ids: Tensor, start: int, num_rows: int) -> Tensor:
     """A row for every id, by its 64-bit hash; `start` picks another one. In the shape of the ids."""
     if ids.device.type != "cpu" or ids.numel() == 0:

@@ -38,6 +38,7 @@ from freescale.embedding import (
 )
 from freescale.errors import DataError
 from freescale.kernels.id_table import SlotLayout
+from freescale.kernels.rows import find_sorted
 
 _CHUNK_ROWS = 65_536
 
@@ -169,16 +170,17 @@ class ServedTable:
         """Which ids have a row, of their own or shared."""
         if self._formula is not None or self._layout is not None:
             return torch.ones_like(ids, dtype=torch.bool)
-        return self._find(ids)[0]
+        assert self._ids is not None
+        return find_sorted(self._ids, ids)[1]
 
     def rows(self, ids: Tensor, *, step: int | None = None) -> Tensor:
         """Where the vector of every id stands; the service changes nothing."""
         if self._formula is not None:
             return self._formula.rows(ids)
-        known, place = self._find(ids)
+        assert self._ids is not None
+        place, known = find_sorted(self._ids, ids)
         if self._layout is None:
             return place
-        assert self._ids is not None
         row = self._layout.overflow(ids)
         bucket, within = row // self._layout.bucket_rows, row % self._layout.bucket_rows
         shared = bucket * self._layout.overflow_rows + within - self._layout.bucket_slots
@@ -190,14 +192,6 @@ class ServedTable:
 
     def restored(self) -> None:
         """Nothing to bring in line."""
-
-    def _find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Which ids have a row of their own, and where."""
-        assert self._ids is not None
-        if not len(self._ids):
-            return torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids)
-        place = torch.searchsorted(self._ids, ids.contiguous()).clamp_(max=len(self._ids) - 1)
-        return self._ids[place] == ids, place
 
 
 class SharedRows:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from freescale.data import IntArray
 from freescale.errors import DataError
+from freescale.jagged import find_sorted
 
 Vectors = npt.NDArray[np.float32]
 
@@ -52,17 +53,9 @@ class TableDelta:
     others: Vectors
 
 
-def find(among: IntArray, ids: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-    """Which ids are among ascending ones, and where."""
-    if not len(among):
-        return np.zeros(len(ids), bool), np.zeros(len(ids), np.int64)
-    place = np.minimum(np.searchsorted(among, ids), len(among) - 1)
-    return among[place] == ids, place
-
-
 def unchanged(old_ids: IntArray, old: Vectors, new_ids: IntArray, new: Vectors) -> npt.NDArray[np.bool_]:
     """[new ids] which of them had the same row before, bit for bit."""
-    known, place = find(old_ids, new_ids)
+    place, known = find_sorted(old_ids, new_ids)
     if old.shape[1:] != new.shape[1:]:
         return np.zeros(len(new_ids), bool)
     known[known] = _same(new[known], old[place[known]])
@@ -77,14 +70,14 @@ def merged(
     Raises:
         DataError: it takes away what is not there.
     """
-    gone, place = find(old_ids, deleted)
+    place, gone = find_sorted(old_ids, deleted)
     if not gone.all():
         raise DataError(
             "the delta deletes an item that the version before does not have", got=int(deleted[~gone][0])
         )
     keep = np.ones(len(old_ids), bool)
     keep[place] = False
-    replaced, place = find(old_ids, ids)
+    place, replaced = find_sorted(old_ids, ids)
     keep[place[replaced]] = False
     every = np.concatenate([old_ids[keep], ids])
     order = np.argsort(every, kind="stable")
@@ -109,7 +102,7 @@ def table_difference(old: TableRows, new: TableRows) -> TableDelta:
         return TableDelta(new.ids, new.vectors[: new.num_own], none, numbers, new_rest[numbers])
     rows = new.vectors[: new.num_own]
     changed = np.flatnonzero(~unchanged(old.ids, old.vectors[: old.num_own], new.ids, rows))
-    deleted = old.ids[~find(new.ids, old.ids)[0]]
+    deleted = old.ids[~find_sorted(new.ids, old.ids)[1]]
     return TableDelta(new.ids[changed], rows[changed], deleted, numbers, new_rest[numbers])
 
 

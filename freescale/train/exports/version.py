@@ -21,11 +21,11 @@ from torch import Tensor
 
 from freescale.data import IntArray
 from freescale.errors import DataError
+from freescale.jagged import find_sorted
 from freescale.train.exports.served_features import ITEM_COLUMN, table_file
 from freescale.train.exports.table_rows import (
     TableDelta,
     TableRows,
-    find,
     merged,
     read_table,
     table_applied,
@@ -188,7 +188,7 @@ def difference(old: Version, new: Version) -> Delta:
         )
     same = unchanged(old.ids, old.vectors, new.ids, new.vectors)
     if new.words is not None and old.words is not None and same.any():
-        index, place = np.flatnonzero(same), find(old.ids, new.ids)[1]
+        index, place = np.flatnonzero(same), find_sorted(old.ids, new.ids)[0]
         alike = pa.compute.equal(new.words.take(pa.array(index)), old.words.take(pa.array(place[index])))
         same[index] = alike.to_numpy(zero_copy_only=False)
     changed = np.flatnonzero(~same)
@@ -197,7 +197,7 @@ def difference(old: Version, new: Version) -> Delta:
         dense=new.dense,
         ids=new.ids[changed],
         vectors=new.vectors[changed],
-        deleted=old.ids[~find(new.ids, old.ids)[0]],
+        deleted=old.ids[~find_sorted(new.ids, old.ids)[1]],
         words=None if new.words is None else new.words.take(pa.array(changed)),
         tables={name: table_difference(old.tables[name], rows) for name, rows in new.tables.items()},
     )

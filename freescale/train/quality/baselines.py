@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from freescale.data import Examples, IntArray
+from freescale.jagged import find_sorted
 from freescale.model import CUTOFFS, NEVER, RankingQuality
 from freescale.train.quality.evaluate import asked_users
 from freescale.train.quality.full_ranking import FULL, Asked, Rule
@@ -74,8 +75,7 @@ def repeat_quality(
         keys, behind = np.unique(keys[::-1], return_index=True)
         last = len(user) - 1 - behind
         target = np.arange(len(rows)) * num_items + asked.target.numpy()
-        found = np.searchsorted(keys, target).clip(max=len(keys) - 1)
-        repeated = keys[found] == target
+        found, repeated = find_sorted(keys, target)
         owner = keys // num_items
         since = last > last[found][owner]
         if asked.among is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from freescale.comm.world import Ranks
 from freescale.data import Examples, IntArray, SequenceBatch, draw_negatives
+from freescale.kernels.rows import find_sorted
 from freescale.model import NEVER
 
 _EVALUATION = 1 << 62
@@ -168,7 +169,7 @@ def rank_of_targets(asked: Asked, blocks: Blocks, ranks: Ranks | None = None) ->
     kept = _scores(asked, next(iter(blocks))) if len(blocks) == 1 else None
     for block in _filled(blocks):
         scores = kept if kept is not None else _scores(asked, block)
-        column, inside = _find(block.numbers, asked.target)
+        column, inside = find_sorted(block.numbers, asked.target)
         target_score += torch.where(inside, scores[users, column], 0.0)
         found += inside
     if ranks is not None:
@@ -197,16 +198,16 @@ def _count_ahead(
     ahead &= (scores != bar) | (block.numbers[None, :] < asked.target[:, None])
     if asked.among is not None:
         ahead &= _marked(asked.among, block, torch.zeros_like(ahead))
-    column, inside = _find(block.numbers, asked.hidden.item)
+    column, inside = find_sorted(block.numbers, asked.hidden.item)
     ahead[asked.hidden.user[inside], column[inside]] = False
-    column, inside = _find(block.numbers, asked.target)
+    column, inside = find_sorted(block.numbers, asked.target)
     ahead[users[inside], column[inside]] = False
     return ahead.sum(1)
 
 
 def _marked(pairs: Pairs, block: ItemBlock, marks: Tensor) -> Tensor:
     """[U, items of the block] True where a pair stands."""
-    column, inside = _find(block.numbers, pairs.item)
+    column, inside = find_sorted(block.numbers, pairs.item)
     marks[pairs.user[inside], column[inside]] = True
     return marks
 
@@ -223,12 +224,6 @@ def gather_uneven(values: Tensor, ranks: Ranks) -> tuple[Tensor, list[int]]:
 
 def _scores(asked: Asked, block: ItemBlock) -> Tensor:
     return asked.vectors @ block.vectors.T.to(asked.vectors.dtype)
-
-
-def _find(numbers: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Column of each wanted number in ascending `numbers`, and whether it is there."""
-    column = torch.searchsorted(numbers, wanted).clamp(max=len(numbers) - 1)
-    return column, numbers[column] == wanted
 
 
 def last_tokens(batch: SequenceBatch) -> Tensor:

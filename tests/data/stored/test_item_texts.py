@@ -148,3 +148,5 @@ def test_numbers_of_items_are_their_places_in_the_catalogue():
     for unknown in (2, 9, 21):
         with pytest.raises(DataError, match="not in the catalogue"):
             item_numbers(catalog, np.array([3, unknown]))
+    with pytest.raises(DataError, match="not in the catalogue"):
+        item_numbers(np.zeros(0, np.int64), np.array([3]))

@@ -11,6 +11,7 @@ from freescale.kernels.rows import reference
 from freescale.kernels.rows.api import (
     adam_direction,
     add_scaled,
+    find_sorted,
     mean_squares,
     overlap,
     sum_by_row,
@@ -58,6 +59,19 @@ def test_unique_values_of_many_ids_in_every_digit():
     ids = torch.randint(0, 2**40, (20_000,), generator=torch.Generator().manual_seed(0)).repeat(2)
     for got, want in zip(unique(ids), reference.unique(ids), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("among", [[], [5], [-3, 0, 5, 2**40]])
+@pytest.mark.parametrize("ids", [[], [5], [[-3, 5, 1], [2**40, 2**41, -(2**41)]]])
+def test_ids_are_found_among_ascending_ones(among, ids):
+    asked = torch.tensor(ids, dtype=torch.int64)
+    index, found = find_sorted(torch.tensor(among, dtype=torch.int64), asked.t())
+    assert index.shape == found.shape == asked.t().shape
+    for id_, place, there in zip(
+        asked.t().flatten().tolist(), index.flatten().tolist(), found.flatten().tolist()
+    ):
+        assert there == (id_ in among)
+        assert place == among.index(id_) if there else 0 <= place < max(1, len(among))
 
 
 @examples(33, thorough=200)
