@@ -26,19 +26,19 @@ from freescale.embedding import Lookup, ShardedEmbedding, UniqueRows
 def counted_owners(out: Path, *, every: bool) -> Iterator[None]:
     """Runs inside write the rows that this rank had to serve a step, by table; `every`: all occurrences travel."""
     found: dict[str, list[int]] = {}
-    before = (ShardedEmbedding.lookups, ShardedEmbedding._find, examples._with_items)
+    before = (ShardedEmbedding.lookups, ShardedEmbedding._find, examples.with_unique_items)
     modules = (examples, requests)
     ShardedEmbedding.lookups = _counting(before[0], found)  # type: ignore[method-assign]
     if every:
         ShardedEmbedding._find = _find_every  # type: ignore[method-assign]
         for module in modules:
-            module._with_items = _with_every_item
+            module.with_unique_items = _with_every_item
     try:
         yield
     finally:
         ShardedEmbedding.lookups, ShardedEmbedding._find = before[:2]  # type: ignore[method-assign]
         for module in modules:
-            module._with_items = before[2]
+            module.with_unique_items = before[2]
     out.write_text(json.dumps(found))
 
 
@@ -67,7 +67,7 @@ def _find_every(self: ShardedEmbedding, name: str, asked: Tensor) -> UniqueRows:
 
 
 def _with_every_item(batch: SequenceBatch, features: BatchFeatures) -> SequenceBatch:
-    """In the place of `_with_items`: what is known of an item once for every occurrence of it."""
+    """In the place of `with_unique_items`: what is known of an item once for every occurrence of it."""
     tokens, samples = batch.tokens, batch.samples
     negatives = samples.get("negatives", tokens["item"][:0])
     # Of requests items and targets are the same tokens.

@@ -30,12 +30,12 @@ from freescale.data.stored.item_texts import item_numbers
 from freescale.jagged import spans
 from freescale.kernels.rows import unique
 
-_HELD_BACK: dict[Split, int] = {"train": 2, "valid": 1, "test": 0}
+HELD_BACK: dict[Split, int] = {"train": 2, "valid": 1, "test": 0}
 
 
 def input_lengths(lengths: IntArray, *, split: Split, max_length: int) -> IntArray:
     """Number of inputs each history gives in a split, after the cut; 0 where it is too short to give any."""
-    return np.clip(np.asarray(lengths) - _HELD_BACK[split] - 1, 0, max_length)
+    return np.clip(np.asarray(lengths) - HELD_BACK[split] - 1, 0, max_length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +87,12 @@ class Examples:
         tokens = self._token_features(histories, index)
         samples = {"row": torch.from_numpy(rows)}
         if self.features is not None:
-            tokens |= _tensors(self.features.tokens(histories, index))
-            samples |= _tensors(self.features.samples(histories))
+            tokens |= as_tensors(self.features.tokens(histories, index))
+            samples |= as_tensors(self.features.samples(histories))
         if self.num_negatives:
             samples["negatives"] = torch.from_numpy(self._negatives(rows, step))
         batch = SequenceBatch(offsets=torch.from_numpy(offsets), tokens=tokens, samples=samples)
-        return batch if self.features is None else _with_items(batch, self.features)
+        return batch if self.features is None else with_unique_items(batch, self.features)
 
     def seen(self, rows: Sequence[int] | IntArray) -> tuple[IntArray, IntArray]:
         """(offsets, items) of everything these users did before the target of this split, uncut."""
@@ -114,7 +114,7 @@ class Examples:
         """How many events of each history stand before its target."""
         if isinstance(self.source, SplitSource):
             return np.maximum(self.source.ends(self.split)[rows] - 1, 0)
-        return np.maximum(histories.lengths - _HELD_BACK[self.split] - 1, 0)
+        return np.maximum(histories.lengths - HELD_BACK[self.split] - 1, 0)
 
     def _token_features(self, histories: Histories, index: IntArray) -> dict[str, torch.Tensor]:
         columns = histories.columns
@@ -136,7 +136,7 @@ class Examples:
         return ids[drawn]
 
 
-def _with_items(batch: SequenceBatch, features: BatchFeatures) -> SequenceBatch:
+def with_unique_items(batch: SequenceBatch, features: BatchFeatures) -> SequenceBatch:
     """The batch with what is known of its items, once for each of them."""
     tokens, samples = batch.tokens, batch.samples
     parts = {"item": tokens["item"]}
@@ -153,8 +153,8 @@ def _with_items(batch: SequenceBatch, features: BatchFeatures) -> SequenceBatch:
         # A log has another catalogue with every window, and ids are all that is known of an item there.
         return batch.with_items(item=ids)
     numbers = item_numbers(features.source.items.ids, ids.numpy())
-    return batch.with_items(**_tensors(features.items(numbers)))
+    return batch.with_items(**as_tensors(features.items(numbers)))
 
 
-def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
+def as_tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}

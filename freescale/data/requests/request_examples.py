@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from freescale.data.batches.examples import Examples, _tensors, _with_items
+from freescale.data.batches.examples import Examples, as_tensors, with_unique_items
 from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.data.features.feature_source import schema_of
 from freescale.data.pools import IndexedSource, PoolIndex, PoolRule
@@ -173,10 +173,10 @@ class RequestExamples(Examples):
         samples = {"row": torch.from_numpy(rows)}
         if self.features is not None:
             made = self.features.requests(histories, index, at, first[of], together=self.by is not None)
-            tokens |= _tensors(made)
+            tokens |= as_tensors(made)
             of_users = self.features.samples(histories)
-            samples |= _tensors({name: values[of_user] for name, values in of_users.items()})
-            samples |= _tensors(self.features.fronts(histories, first))
+            samples |= as_tensors({name: values[of_user] for name, values in of_users.items()})
+            samples |= as_tensors(self.features.fronts(histories, first))
         # Whose request it is: metrics group by it. A feature `user` has the ids of users.
         samples["request_user"] = torch.from_numpy(user)
         batch = SequenceBatch(
@@ -185,7 +185,7 @@ class RequestExamples(Examples):
             samples=samples,
             targets=torch.from_numpy(counts),
         )
-        return batch if self.features is None else _with_items(batch, self.features)
+        return batch if self.features is None else with_unique_items(batch, self.features)
 
     def _found(self, user: IntArray, start: IntArray, counts: IntArray) -> RequestEvents:
         """Events and candidates of requests, out of whole histories."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from freescale.data.batches.examples import _HELD_BACK
+from freescale.data.batches.examples import HELD_BACK
 from freescale.data.requests.anchors import AnchorRule, find_anchors
 from freescale.data.scan import row_blocks
 from freescale.data.source import IntArray, SequenceSource, Split, SplitSource
@@ -119,7 +119,7 @@ def _ends(source: SequenceSource, split: Split) -> IntArray:
     """[users] events up to the target of the split, it included; 0 where there is none."""
     if isinstance(source, SplitSource):
         return source.ends(split)
-    known = np.asarray(source.lengths) - _HELD_BACK[split] - 1
+    known = np.asarray(source.lengths) - HELD_BACK[split] - 1
     return np.where(known > 0, known + 1, 0)
 
 
