@@ -13,13 +13,12 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 
-def as_lengths(lengths: Sequence[int] | npt.NDArray[np.integer]) -> IntArray:
-    """Sample lengths as int64, refused if empty, negative, fractional or not one number a sample."""
-    return checked_lengths(lengths).astype(np.int64, copy=False)
-
-
 def checked_lengths(lengths: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-    """The same as they are: those of a file may stay there."""
+    """Sample lengths as they are, so that those of a file may stay there.
+
+    Raises:
+        DataError: they are empty, negative, fractional or not one number a sample.
+    """
     array = np.asarray(lengths)
     if array.ndim != 1 or array.size == 0:
         raise DataError(

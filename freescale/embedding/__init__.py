@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         check_range,
         exchange_all_ids,
         exchange_ids,
-        find_overlap,
         find_overlaps,
     )
     from freescale.embedding.sharding.sharded import ShardedEmbedding

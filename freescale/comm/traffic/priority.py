@@ -21,7 +21,6 @@ all urgent traffic is through that was queued before it (`queued`, `hold`). Nobo
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -70,7 +69,6 @@ class Gate:
         self._changed = threading.Condition()
         self._under_way = dict.fromkeys(Deadline, 0)
         self._moments: dict[Deadline, torch.cuda.Event] = {}
-        self.held_s = 0.0
 
     @contextmanager
     def urgent(self, deadline: Deadline) -> Iterator[None]:
@@ -97,9 +95,8 @@ class Gate:
         with self._changed:
             if self._is_free(deadline):
                 return
-            start, began = trace.mark(on_device=False), time.perf_counter()
+            start = trace.mark(on_device=False)
             self._changed.wait_for(lambda: self._is_free(deadline), timeout=self._fairness_s)
-            self.held_s += time.perf_counter() - began
             trace.add("let urgent traffic pass", kind="wait", start=start, end=trace.mark(on_device=False))
 
     def queued(self, deadline: Deadline, moment: torch.cuda.Event) -> None:

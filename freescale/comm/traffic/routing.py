@@ -96,18 +96,17 @@ class OwnedKeys:
         return self.wanted, self.unique, self.inverse
 
 
-def route_by_edges(keys: Tensor, edges: Tensor, *, channel: Transport, tell_largest: bool = False) -> Route:
-    """The route of ascending keys, of which rank r owns edges[r] up to edges[r + 1]; every rank must call it.
-
-    `tell_largest`: everybody also learns the largest number of keys that travels between any two ranks.
-    """
-    return routes_by_edges([keys], [edges], channel=channel, tell_largest=tell_largest)[0]
-
-
 def routes_by_edges(
     keys: Sequence[Tensor], edges: Sequence[Tensor], *, channel: Transport, tell_largest: bool = False
 ) -> list[Route]:
-    """The routes of several lists of keys, each with edges of its own; all counts travel together."""
+    """The routes of several lists of ascending keys; all counts travel together, and every rank must call it.
+
+    Args:
+        keys: lists of them.
+        edges: for each list; rank r owns the keys edges[r] up to edges[r + 1].
+        channel: what they travel by.
+        tell_largest: everybody also learns the largest number of keys that travels between any two ranks.
+    """
     counts = _counts(keys, edges)
     if len(counts) == 1 and not tell_largest:
         return [Route(*agree_on_counts(channel, counts[0]))]

@@ -79,7 +79,7 @@ class PaddedTransport:
     ) -> None:
         self._exchange, self._buffers, self._uneven, self._control = exchange, buffers, uneven, control
         self.num_ranks, self.rank, self.reason = uneven.num_ranks, uneven.rank, reason
-        self.num_padded = self.num_uneven = 0
+        self.num_padded = 0
         self._slots: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._users: dict[tuple[int, int], _Unpadded] = {}
 
@@ -87,7 +87,6 @@ class PaddedTransport:
         """Begin to send; all ranks agree on the way, so it waits for them on the CPU."""
         widest, mean = self._agree(send)
         if widest > MOST_UNEVEN * mean:
-            self.num_uneven += 1
             return self._uneven.start(tensor, send=send, receive=receive)
         tensor = tensor.detach().contiguous()
         row_bytes = tensor.shape[1:].numel() * tensor.itemsize

@@ -178,15 +178,13 @@ def exchange_all_ids(
     ]
 
 
-def find_overlap(before: Request, after: Request, *, channel: Transport) -> tuple[Overlap, Overlap]:
-    """The rows that two batches share, marked in each of them; one bit for every unique id and batch travels."""
-    return find_overlaps([(before, after)], channel=channel)[0]
-
-
 def find_overlaps(
     pairs: Sequence[tuple[Request, Request]], *, channel: Transport, inside: Transport | None = None
 ) -> list[tuple[Overlap, Overlap]]:
-    """The same for several tables, (batch, next batch) each; all bits travel together, by relays if there are some."""
+    """The rows that two batches share, marked in each of them: (batch, next batch) for each of several tables.
+
+    One bit for every unique id and batch travels, those of all tables together, by relays if there are some.
+    """
     requests = [request for pair in pairs for request in pair]
     owned = [mark for before, after in pairs for mark in overlap(before.owned.unique, after.owned.unique)]
     heard = _tell(owned, [request.owned for request in requests], [each.route for each in requests], channel)

@@ -48,7 +48,6 @@ class OrderCheck:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[tuple[str, int], Tensor] = {}
-        self.num_checks = 0
 
     def uses(self, step: int, table: str, rows: Tensor) -> None:
         """A batch will update these unique local rows."""
@@ -81,7 +80,6 @@ class OrderCheck:
             return {key: len(rows) for key, rows in self._waiting.items() if len(rows)}
 
     def _none_waits(self, step: int, table: str, rows: Tensor, what: str) -> None:
-        self.num_checks += 1
         for (name, earlier), waiting in self._waiting.items():
             if name == table and earlier < step:
                 early = rows[torch.isin(rows, waiting)]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from freescale.comm.traffic.routing import OwnedKeys, Route, ask_owners, route_by_edges, route_by_owner
+from freescale.comm.traffic.routing import OwnedKeys, Route, ask_owners, route_by_owner, routes_by_edges
 from freescale.comm.transport import AloneTransport
 from freescale.comm.transports.kinds.collective import CollectiveTransport, Pending, Transport
 from tests.effort import examples
@@ -136,10 +136,10 @@ def test_contiguous_owners(data: st.DataObject) -> None:
 
     def one(channel: ThreadTransport) -> list[str]:
         def plain(keys: Tensor) -> Route:
-            return route_by_edges(keys, edges, channel=channel)
+            return routes_by_edges([keys], [edges], channel=channel)[0]
 
         def told(keys: Tensor) -> Route:
-            return route_by_edges(keys, edges, channel=channel, tell_largest=True)
+            return routes_by_edges([keys], [edges], channel=channel, tell_largest=True)[0]
 
         assert check(channel, asked, owner, plain).order is None
         assert check(channel, asked, owner, told).largest == largest

@@ -25,25 +25,35 @@ class PlainBuffers:
         return torch.full((num_bytes,), 255, dtype=torch.uint8)
 
 
+class CountedTransport(CollectiveTransport):
+    """Counts what is given to it."""
+
+    num_started = 0
+
+    def start(self, *args: Any, **kwargs: Any) -> Any:
+        self.num_started += 1
+        return super().start(*args, **kwargs)
+
+
 def start_equal(received: torch.Tensor, sent: torch.Tensor) -> Any:
     return dist.all_to_all_single(received, sent, group=dist.group.WORLD, async_op=True)
 
 
 def padded(rank: int, num_ranks: int) -> None:
-    buffers, uneven = PlainBuffers(), CollectiveTransport(dist.group.WORLD)
+    buffers, uneven = PlainBuffers(), CountedTransport(dist.group.WORLD)
     transport = PaddedTransport(
         exchange=start_equal, buffers=buffers, uneven=uneven, control=dist.new_group(), reason="a test"
     )
     exchange_cases(transport, rank, num_ranks)
     assert transport.num_padded >= 40  # the counts at least
-    assert (transport.num_uneven > 0) == (num_ranks > 1)
+    assert (uneven.num_started > 0) == (num_ranks > 1)
     rows = torch.arange(7 * num_ranks, dtype=torch.float64)[:, None] + 1000 * rank
-    before = transport.num_padded, transport.num_uneven
+    before = transport.num_padded, uneven.num_started
     for _ in range(5):  # not waited for: slots come round
         nearly = transport.start(rows, send=[7] * num_ranks, receive=[7] * num_ranks)
     wanted = torch.cat([rows[:7] - 1000 * rank + 1000 * source + 7 * rank for source in range(num_ranks)])
     assert torch.equal(nearly.wait(), wanted)
-    assert (transport.num_padded, transport.num_uneven) == (before[0] + 5, before[1])
+    assert (transport.num_padded, uneven.num_started) == (before[0] + 5, before[1])
     everybody: list[Any] = [None] * num_ranks
     dist.all_gather_object(everybody, buffers.sizes)
     assert all(sizes == buffers.sizes for sizes in everybody), "registering is a collective"

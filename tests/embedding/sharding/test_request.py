@@ -15,7 +15,7 @@ from freescale.comm.transport import AloneTransport
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.embedding import SGD
 from freescale.embedding.sharding.plan import TableSpec, plan_tables
-from freescale.embedding.sharding.request import _pack, _unpack, exchange_ids, find_overlap
+from freescale.embedding.sharding.request import _pack, _unpack, exchange_ids, find_overlaps
 from freescale.errors import DataError
 from freescale.kernels.rows.api import overlap
 from tests.ranks import run_on_ranks
@@ -69,7 +69,7 @@ def check_parts(rank: int, num_ranks: int, seed: int) -> None:
         exchange_ids(plan, torch.tensor(batch[rank], dtype=torch.int64), channel=channel) for batch in ids
     ]
     channel.num_bytes = 0
-    overlaps = find_overlap(*requests, channel=channel)
+    (overlaps,) = find_overlaps([(requests[0], requests[1])], channel=channel)
     unique_ids = sum(len(request.owned.wanted) for request in requests)
     assert channel.num_bytes <= unique_ids / 8 + 2 * num_ranks, "one bit for each unique id, on full bytes"
     everybody = [{row for part in batch for row in part} for batch in ids]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from freescale.embedding import SGD, Adam, RowwiseAdagrad
 from freescale.embedding.sharding.plan import TableSpec
-from freescale.embedding.sharding.request import exchange_all_ids, exchange_ids, find_overlap, find_overlaps
+from freescale.embedding.sharding.request import exchange_all_ids, exchange_ids, find_overlaps
 from freescale.embedding.sharding.sharded import ShardedEmbedding
 from tests.ranks import run_on_ranks
 
@@ -100,7 +100,7 @@ def _requests(rank: int) -> None:
             assert torch.equal(request.unique[request.inverse], one)
     pairs = list(zip(*together))
     for pair, (before, after) in zip(pairs, find_overlaps(pairs, channel=channel)):
-        first, second = find_overlap(*pair, channel=channel)
+        ((first, second),) = find_overlaps([pair], channel=channel)
         for ours, alone in ((before, first), (after, second)):
             assert torch.equal(ours.asked, alone.asked)
             assert torch.equal(ours.owned, alone.owned)
