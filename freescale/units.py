@@ -22,6 +22,12 @@ def count(value: float) -> str:
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.4g}"
 
 
+def whole(value: object) -> str:
+    """A whole number of a table's cell: `41,230`; `-` where there is none."""
+    found = number(value)
+    return "-" if found is None else f"{found:,.0f}"
+
+
 def compact(value: float) -> str:
     """A tick label of at most five or so characters: `41.2k`, `0.25`, `2.5e-4`."""
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):

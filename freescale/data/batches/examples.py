@@ -157,4 +157,5 @@ def with_unique_items(batch: SequenceBatch, features: BatchFeatures) -> Sequence
 
 
 def as_tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
+    """Named arrays as tensors, those in one piece without a copy."""
     return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}

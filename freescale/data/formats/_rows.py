@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from freescale.data.columns.split_text import is_listed
 from freescale.data.columns.values import ValueReader
 from freescale.data.preparing.event_columns import Events
 from freescale.data.source import IntArray
@@ -24,10 +25,10 @@ def events_of_rows(values: ValueReader, raw: dict[str, Any], place: Callable[[in
         place: where a row is, for messages; None makes a bad value a plain ValueError.
     """
     where = place or "row {}".format
-    single_events = "item" not in raw or not is_list(raw["item"].type)
+    single_events = "item" not in raw or not is_listed(raw["item"].type)
     # Of one event a row, a feature may be a list itself.
     free = values.features if single_events else ()
-    listed = [role for role, column in raw.items() if is_list(column.type) and role not in free]
+    listed = [role for role, column in raw.items() if is_listed(column.type) and role not in free]
     if not listed:
         return values.events(raw, place and (lambda row: (place(row), "that row")))
     if sorted(listed) != sorted(set(raw) - {"user"}):
@@ -56,11 +57,6 @@ def events_of_rows(values: ValueReader, raw: dict[str, Any], place: Callable[[in
     if place is None:
         return values.events(flat, None)
     return values.events(flat, lambda event: (place(int(np.searchsorted(ends, event, "right"))), "a list"))
-
-
-def is_list(kind: Any) -> bool:
-    """Whether a type holds lists."""
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _list_lengths(lists: Any) -> IntArray:

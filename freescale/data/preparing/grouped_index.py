@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from freescale.data.columns.dates import num_date_digits
 from freescale.data.columns.roles import ColumnNames, choose_columns
+from freescale.data.columns.split_text import is_listed
 from freescale.data.preparing.dataset_writer import write_catalogue
 from freescale.data.preparing.item_counts import ItemCounts
 from freescale.data.source import IntArray
@@ -111,7 +112,7 @@ def _has_lists(file: Path, columns: ColumnNames) -> bool:
         item = pq.read_schema(file).field(_choose(file, columns)["item"]).type
     except (OSError, pa.ArrowException, DataError):
         return False
-    return pa.types.is_list(item) or pa.types.is_large_list(item) or pa.types.is_fixed_size_list(item)
+    return is_listed(item)
 
 
 def _index(

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from freescale.data.schema.vocabulary import Kind, Owner, Place, Scale
+from freescale.errors import DataError
 
 STRUCTURAL = ("user", "item", "time")
 """Features that a data set is built from: their names are theirs alone."""
@@ -62,6 +63,21 @@ class Feature:
     def table_name(self) -> str | None:
         """The table of its rows; None where it touches none."""
         return (self.table or self.name) if self.is_id else None
+
+    @property
+    def lookup_table(self) -> str:
+        """The table of its rows, where it has some.
+
+        Raises:
+            DataError: it touches no table.
+        """
+        if self.table_name is None:
+            raise DataError(
+                f"feature {self.name!r} is looked up in no table",
+                got=self.kind,
+                allowed="id, ids, a cross, or a number with edges",
+            )
+        return self.table_name
 
     @property
     def num_values(self) -> int | None:

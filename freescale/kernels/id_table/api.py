@@ -22,7 +22,7 @@ def find(ids: Tensor, identity: Tensor, layout: SlotLayout) -> Tensor:
         return rows
     from freescale.kernels.id_table import loops as probe_loops
 
-    probe_loops.find(ids.numpy(), identity.numpy(), _numbers(layout), rows.numpy())
+    probe_loops.find(ids.numpy(), identity.numpy(), layout.numbers, rows.numpy())
     return rows
 
 
@@ -49,7 +49,7 @@ def claim(
 
     rows, new_rows, new_ids = (torch.empty_like(ids) for _ in range(3))
     count = probe_loops.claim(
-        ids.numpy(), identity.numpy(), _numbers(layout), rows.numpy(), new_rows.numpy(), new_ids.numpy()
+        ids.numpy(), identity.numpy(), layout.numbers, rows.numpy(), new_rows.numpy(), new_ids.numpy()
     )
     return rows, new_rows[:count], new_ids[:count]
 
@@ -76,7 +76,7 @@ def share(ids: Tensor, rows: Tensor, layout: SlotLayout) -> int:
         return share_triton.share(ids, rows, layout)
     from freescale.kernels.id_table import loops as probe_loops
 
-    return int(probe_loops.share(ids.numpy(), _numbers(layout), layout.overflow_rows, rows.numpy()))
+    return int(probe_loops.share(ids.numpy(), layout.numbers, layout.overflow_rows, rows.numpy()))
 
 
 def evict(
@@ -116,7 +116,7 @@ def evict(
         identity.numpy(),
         used.numpy(),
         score.numpy(),
-        _numbers(layout),
+        layout.numbers,
         (now, safe_from, threshold, blank),
         rows.numpy(),
         gone.numpy(),
@@ -150,14 +150,3 @@ def occupied_bits(identity: Tensor) -> Tensor:
     taken = torch.nn.functional.pad(identity != EMPTY, (0, -len(identity) % 32)).view(-1, 32)
     bits = taken.long() << torch.arange(32, device=identity.device)
     return bits.sum(1).to(torch.int32)
-
-
-def _numbers(layout: SlotLayout) -> tuple[int, int, int, int, int, int]:
-    return (
-        layout.num_buckets,
-        layout.bucket_rows,
-        layout.bucket_slots,
-        layout.max_probe,
-        layout.first_bucket,
-        layout.held_buckets,
-    )

@@ -52,6 +52,18 @@ class SlotLayout:
     held_buckets: int
 
     @property
+    def numbers(self) -> tuple[int, int, int, int, int, int]:
+        """All of it, in the order in which kernels take it."""
+        return (
+            self.num_buckets,
+            self.bucket_rows,
+            self.bucket_slots,
+            self.max_probe,
+            self.first_bucket,
+            self.held_buckets,
+        )
+
+    @property
     def overflow_rows(self) -> int:
         """Shared rows at the end of each bucket."""
         return self.bucket_rows - self.bucket_slots

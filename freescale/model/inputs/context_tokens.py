@@ -60,7 +60,7 @@ class ContextTokens(nn.Module):
             self.bits = nn.Parameter(torch.empty(len(self._bits.names), _BIT_WIDTH).normal_(std=_BIT_STD))
             self.blank = nn.Parameter(torch.empty(1, width).normal_(std=_BIT_STD))
             self.of_bits = normed_mlp(width, hidden, dim)
-        self.front = nn.ModuleList(_context(widths[_table(each)], dim) for each in self._front)
+        self.front = nn.ModuleList(_context(widths[each.lookup_table], dim) for each in self._front)
 
     @property
     def extends(self) -> bool:
@@ -74,7 +74,7 @@ class ContextTokens(nn.Module):
 
     def tables(self) -> set[str]:
         """Whose rows are needed."""
-        return {_table(each) for each in self._front}
+        return {each.lookup_table for each in self._front}
 
     def joined(self, vectors_TD: Tensor, batch: SequenceBatch, rows: Mapping[str, Tensor]) -> Tensor:
         """[T, D] vectors of events from those of their items, of which they begin with the first half."""
@@ -106,7 +106,8 @@ class ContextTokens(nn.Module):
             [
                 part(
                     _row_of(
-                        tables[_table(each)], batch.samples[each.name + SLOT].index_select(0, places.samples)
+                        tables[each.lookup_table],
+                        batch.samples[each.name + SLOT].index_select(0, places.samples),
                     )
                 )
                 for each, part in zip(self._front, self.front)
@@ -164,8 +165,3 @@ def _context(width: int, dim: int) -> Linear:
     nn.init.normal_(part.weight, std=(2 / (width + dim)) ** 0.5)
     nn.init.zeros_(part.bias)
     return part
-
-
-def _table(feature: Feature) -> str:
-    assert feature.table_name is not None
-    return feature.table_name

@@ -40,7 +40,9 @@ class FeatureJoin(nn.Module):
         self.dim, self.how = dim, how
         self._ids = [each for each in features if each.is_id]
         self._numbers = [each for each in features if not each.is_id]
-        wide = {each.name: widths[_table(each)] for each in self._ids if widths[_table(each)] != dim}
+        wide = {
+            each.name: widths[each.lookup_table] for each in self._ids if widths[each.lookup_table] != dim
+        }
         # A name may be that of a method of a dict of modules, so none is used as it is.
         self.projection = nn.ModuleDict(
             {f"of_{name}": _projection(width, dim) for name, width in wide.items()}
@@ -54,7 +56,7 @@ class FeatureJoin(nn.Module):
 
     def tables(self) -> set[str]:
         """Whose rows are needed."""
-        return {_table(each) for each in self._ids}
+        return {each.lookup_table for each in self._ids}
 
     def forward(self, values: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> Tensor:
         """[n, dim] one vector for each.
@@ -99,7 +101,7 @@ class FeatureJoin(nn.Module):
         some = next(iter(rows.values()))
         stacked, places, begin = [some.new_zeros(1, self.dim)], [], 1
         for each in self._ids:
-            found = rows[_table(each)]
+            found = rows[each.lookup_table]
             name = f"of_{each.name}"
             if name in self.projection:
                 found = self.projection[name](found).to(some.dtype)
@@ -136,11 +138,6 @@ def number_inputs(feature: Feature, values: Mapping[str, Tensor], dtype: torch.d
         return ((value[:, None] >> shifts) & 1).to(dtype)
     missing = values[feature.name + MISSING][:, None]
     return torch.cat([(value if value.ndim > 1 else value[:, None]).to(dtype), missing.to(dtype)], dim=1)
-
-
-def _table(feature: Feature) -> str:
-    assert feature.table_name is not None
-    return feature.table_name
 
 
 def _projection(width: int, dim: int) -> nn.Linear:

@@ -45,7 +45,7 @@ class ItemTowers(nn.Module):
             )
         self._own = next(each for each in features if each.name == "item")
         self._others = [each for each in features if each.name != "item"]
-        sizes = {each.name: widths[_table(each)] for each in features}
+        sizes = {each.name: widths[each.lookup_table] for each in features}
         others = sum(sizes[each.name] for each in self._others)
         self.own = normed_mlp(sizes["item"], hidden, dim)
         self.others = normed_mlp(others, hidden, dim) if self._others else None
@@ -56,7 +56,7 @@ class ItemTowers(nn.Module):
 
     def tables(self) -> set[str]:
         """Whose rows are needed."""
-        return {_table(each) for each in (self._own, *self._others)}
+        return {each.lookup_table for each in (self._own, *self._others)}
 
     def forward(self, values: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> Tensor:
         """[n, 2 dim] of each item: what its events begin with, and what it is judged by.
@@ -77,12 +77,7 @@ def _rows(
     feature: Feature, values: Mapping[str, Tensor], rows: Mapping[str, Tensor], none: Tensor | None
 ) -> Tensor:
     """[n, width] the row of each value; a learnt vector where there is none."""
-    found, slot = rows[_table(feature)], values[feature.name + SLOT]
+    found, slot = rows[feature.lookup_table], values[feature.name + SLOT]
     if none is None:
         return take(found, slot - FIRST)
     return take(torch.cat([none[None].to(found.dtype), found]), slot - NO_ID)
-
-
-def _table(feature: Feature) -> str:
-    assert feature.table_name is not None
-    return feature.table_name

@@ -75,11 +75,11 @@ def version_panel(published: Sequence[Event]) -> str:
     head += ["their age, median", "oldest"]
     rows = []
     for event in published[-_SHOWN:]:
-        cells = [_count(event, name) for name in ("seq", "step", "windows")]
+        cells = [units.whole(event.get(name)) for name in ("seq", "step", "windows")]
         size, seconds = (units.number(event.get(name)) for name in ("num_bytes", "seconds"))
         cells += ["-" if size is None else _mib(size / 2**20)]
         cells += ["-" if seconds is None else f"{seconds:.2f} s"]
-        cells += [_count(event, name) for name in ("num_items", "changed", "deleted")]
+        cells += [units.whole(event.get(name)) for name in ("num_items", "changed", "deleted")]
         cells += [f"{len(_ages(event)):,}" if "fresh" in event else "-"]
         cells += [_days(_age(event, 0.5)), _days(_age(event, 1.0))]
         rows.append(page.Row(cells))
@@ -125,8 +125,3 @@ def _days(age: float | None) -> str:
 
 def _mib(value: float) -> str:
     return f"{value:,.3f} MiB" if value < 10 else f"{value:,.1f} MiB"
-
-
-def _count(event: Event, name: str) -> str:
-    value = units.number(event.get(name))
-    return "-" if value is None else f"{value:,.0f}"

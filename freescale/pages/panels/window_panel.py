@@ -59,9 +59,9 @@ def window_panel(log: MetricsLog) -> str:
     for event in log.windows:
         known = units.number(event.get("items")) or 0.0
         test = tests.get(event.get("window"), {})
-        cells = [_count(event, "window"), _until(event)]
-        cells += [_count(event, name) for name in ("step", "rows", "events", "late")]
-        cells += [f"{known - items:,.0f}", _count(event, "targets"), _share(test)]
+        cells = [units.whole(event.get("window")), _until(event)]
+        cells += [units.whole(event.get(name)) for name in ("step", "rows", "events", "late")]
+        cells += [f"{known - items:,.0f}", units.whole(event.get("targets")), _share(test)]
         cells += [
             "-" if (value := units.number(test.get(name))) is None else units.metric(value)
             for name in metrics
@@ -74,11 +74,6 @@ def window_panel(log: MetricsLog) -> str:
     )
     labels = [*head, *(metric_label(name) for name in metrics)]
     return page.table(labels, rows) + f'<p class="note">{said}</p>'
-
-
-def _count(event: Event, name: str) -> str:
-    value = units.number(event.get(name))
-    return "-" if value is None else f"{value:,.0f}"
 
 
 def _until(event: Event) -> str:

@@ -247,8 +247,7 @@ def table_file(name: str) -> str:
 
 def _column(feature: Feature) -> IdColumn:
     domain: Domain = "samples" if feature.of == "user" or feature.place == "front" else "tokens"
-    assert feature.table_name is not None
-    return IdColumn(feature.name, domain, feature.table_name, several=feature.kind == "ids")
+    return IdColumn(feature.name, domain, feature.lookup_table, several=feature.kind == "ids")
 
 
 def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from freescale.data import Feature, checked_schema, choose_features, legacy_schema, load_schema, read_schema
 from freescale.data.schema.vocabulary import WORDS
-from freescale.errors import ConfigError
+from freescale.errors import ConfigError, DataError
 from tests.effort import examples
 
 FULL = {
@@ -34,6 +34,17 @@ def problems_of(given: object) -> list[str]:
     found: list[str] = []
     read_schema(given, found)
     return found
+
+
+def test_features_that_are_looked_up_say_in_which_table() -> None:
+    schema = checked_schema(FULL, where="test")
+    assert [schema[name].lookup_table for name in ("last_item", "taste", "watched")] == [
+        "item",
+        "taste",
+        "watched",
+    ]
+    with pytest.raises(DataError, match="'price' is looked up in no table"):
+        _ = schema["price"].lookup_table
 
 
 def test_all_words_are_understood_and_written_back() -> None:

@@ -13,7 +13,6 @@ Slots are read in aligned groups: a group of four is one sector of memory, which
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -226,7 +225,7 @@ def find(
     rows = torch.empty_like(ids)
     if len(ids):
         _find_kernel[_grid(len(ids), tiles)](
-            ids, identity, rows, len(ids), *_numbers(layout), identity if marks is None else marks,
+            ids, identity, rows, len(ids), *layout.numbers, identity if marks is None else marks,
             BLOCK=tiles.block, GROUP=tiles.group, MARK=marks is not None, num_warps=tiles.warps,
         )  # fmt: skip
     return rows
@@ -253,7 +252,7 @@ def launch_claim(
     """The kernels of `claim` alone: `rows` comes in as -1, `new` marks one id for each row that was empty."""
     if len(ids):
         numbers, shape = (
-            _numbers(layout),
+            layout.numbers,
             {"BLOCK": tiles.block, "GROUP": tiles.group, "num_warps": tiles.warps},
         )
         _claim_kernel[_grid(len(ids), tiles)](ids, identity, occupied, rows, len(ids), *numbers, **shape)
@@ -285,7 +284,7 @@ def evict(
     # Ids of buckets held elsewhere are in no program's part.
     taken, had = rows.clone(), gone.clone()
     _evict_kernel[(layout.held_buckets,)](
-        ids[by_bucket], starts, identity, used, score, taken, had, *_numbers(layout),
+        ids[by_bucket], starts, identity, used, score, taken, had, *layout.numbers,
         now, safe_from, threshold, blank,
         WINDOW=triton.next_power_of_2(layout.max_probe), num_warps=4,
     )  # fmt: skip
@@ -295,14 +294,3 @@ def evict(
 
 def _grid(count: int, tiles: Tiles) -> tuple[int]:
     return (triton.cdiv(count, tiles.block),)
-
-
-def _numbers(layout: SlotLayout) -> tuple[Any, ...]:
-    return (
-        layout.num_buckets,
-        layout.bucket_rows,
-        layout.bucket_slots,
-        layout.max_probe,
-        layout.first_bucket,
-        layout.held_buckets,
-    )
