@@ -39,7 +39,10 @@ def build_accounts(config: Config, ranks: Ranks, progress: Progress) -> Accounts
     if not config.trace.enabled:
         trace.record_into(None)
         return Accounts(ranks=ranks, recorder=None, write=write)
-    recorder = trace.Recorder(CudaClock(ranks.device) if ranks.device.type == "cuda" else None)
+    recorder = trace.Recorder(
+        CudaClock(ranks.device) if ranks.device.type == "cuda" else None,
+        say=lambda text: progress.notice(recorder.step, text),
+    )
     trace.record_into(recorder)
     accounts = Accounts(
         ranks=ranks,

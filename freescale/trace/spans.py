@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 MAX_PENDING = 50_000
-"""Spans kept in memory; more than this between two accounts are dropped and counted, never waited for."""
+"""Spans kept in memory; more than this between two accounts are dropped, never waited for, and that is told."""
 
 MAX_NOTES = 1000
 """Steps of which something is known that nobody has asked for; more, and those before the last one asked for go."""
@@ -127,10 +128,12 @@ class Recorder:
 
     Args:
         clock: gives the moments of compute and waits; stages are always host time.
+        say: told once, by the thread that trains, if spans had to be dropped.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, *, say: Callable[[str], None] = lambda text: None) -> None:
         self.clock: Clock = clock or HostClock()
+        self._say: Callable[[str], None] | None = say
         self.step = 1
         self.paused = True
         self.num_dropped = 0
@@ -151,6 +154,13 @@ class Recorder:
         """The optimizer step is over; the next one begins here."""
         now = self.clock.mark()
         self._ends.append((self.step, self._begin, now))
+        if self.num_dropped and self._say is not None:
+            # Once: it goes on like this with every account.
+            say, self._say = self._say, None
+            say(
+                f"more than {MAX_PENDING:,} spans came between two accounts of time and some were dropped: "
+                "the steps they belong to are told with too little compute; lower run.log_every"
+            )
         if isinstance(self.clock, HostClock):
             cpu = time.thread_time()
             self._cpu[self.step], self._cpu_begin = cpu - self._cpu_begin, cpu

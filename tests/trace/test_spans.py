@@ -147,13 +147,23 @@ def test_marks_of_a_device_are_read_once_they_have_passed():
         stages.record_into(None)
 
 
-def test_memory_is_bounded_and_what_is_dropped_is_counted(recorder, monkeypatch):
+def test_memory_is_bounded_and_what_is_dropped_is_told_once(monkeypatch):
     monkeypatch.setattr(spans, "MAX_PENDING", 10)
-    for _ in range(25):
-        with stage("x"):
-            pass
-    assert len(recorder.take()) == 10
-    assert recorder.num_dropped == 15
+    told = []
+    recorder = Recorder(say=told.append)
+    stages.record_into(recorder)
+    try:
+        recorder.begin(1)
+        for count, dropped, words in ((10, 0, 0), (15, 15, 1), (5, 20, 1)):
+            for _ in range(count):
+                with stage("x"):
+                    pass
+            recorder.end_step()
+            assert (recorder.num_dropped, len(told)) == (dropped, words)
+        assert len(recorder.take()) == 10
+        assert "run.log_every" in told[0]
+    finally:
+        stages.record_into(None)
 
 
 def test_recording_costs_a_few_microseconds(recorder):
