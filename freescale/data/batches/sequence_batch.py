@@ -197,6 +197,12 @@ class SequenceBatch:
         }
         return where, SequenceBatch(torch.from_numpy(offsets), tokens, self.samples, items=self.items)
 
+    def candidate_index(self, device: torch.device) -> Tensor:
+        """[K] where the candidates of all requests stand among the tokens."""
+        assert self.targets is not None
+        counts = self.targets.numpy()
+        return to_device(spans(self.offsets.numpy()[1:] - counts, counts)[0], device=device)[0]
+
     def with_items(self, **features: Tensor) -> SequenceBatch:
         """The same batch with features of its distinct items added or replaced."""
         return self._with(self.tokens, self.samples, {**self.items, **features})

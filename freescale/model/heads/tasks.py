@@ -16,9 +16,7 @@ from torch.nn import functional as F
 
 from freescale.data import SequenceBatch, TaskRule, parse_tasks
 from freescale.errors import ConfigError
-from freescale.jagged import spans
 from freescale.kernels import SequenceLayout
-from freescale.kernels.runtime import to_device
 from freescale.model.head import LastEvents, Needs
 from freescale.model.heads._shared_experts import SharedExperts
 from freescale.model.parts.normed_mlp import normed_mlp
@@ -204,10 +202,7 @@ def target_index(batch: SequenceBatch) -> Tensor:
     """[K] the candidates among the tokens of a batch, where its features live."""
     if batch.targets is None:
         raise ConfigError("head.kind=tasks needs requests", got="a batch without candidates")
-    # By NumPy: torch wakes all threads of the host for a few hundred numbers.
-    counts = batch.targets.numpy()
-    index, _ = spans(batch.offsets.numpy()[1:] - counts, counts)
-    return to_device(index, device=batch.device)[0]
+    return batch.candidate_index(batch.device)
 
 
 @dataclass(frozen=True, kw_only=True)

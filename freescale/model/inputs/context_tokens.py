@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 from freescale.data import FIRST, SLOT, Feature, SequenceBatch, TokenRule
 from freescale.errors import ConfigError
-from freescale.jagged import spans
 from freescale.kernels import SequenceLayout, Sum, Taken
 from freescale.kernels.rows import take
-from freescale.kernels.runtime import to_device
 from freescale.model.inputs.feature_tokens import TokenSequence, longer_sequence
 from freescale.model.parts.blocks import Linear
 from freescale.model.parts.normed_mlp import normed_mlp
@@ -147,10 +145,7 @@ class ContextTokens(nn.Module):
         codes = batch.tokens[feature.name].long() & (num - 1)
         if batch.targets is None:
             return codes
-        counts = batch.targets.numpy()
-        index, _ = spans(batch.offsets.numpy()[1:] - counts, counts)
-        (candidates,) = to_device(index, device=codes.device)
-        return codes.index_fill(0, candidates, num)
+        return codes.index_fill(0, batch.candidate_index(codes.device), num)
 
 
 def _row_of(rows: Tensor, slot: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from torch import Tensor
 from freescale.data import SequenceBatch
 from freescale.errors import DataError
 from freescale.kernels.attention import KeyValueBuffer
-from freescale.kernels.runtime import to_device
 from freescale.model.serving.history_store import HistoryStore
 from freescale.model.serving.request_graph import Pass, record_cuda
 from freescale.model.views.cached_view import CachedView, KeptKeys
@@ -94,11 +93,7 @@ class CandidateGraph:
         self._view.fill_from(self._view_of(batch, self._store.select(users)))
         self._vectors[: len(vectors_TD)].copy_(vectors_TD)
         states = self._run()
-        assert batch.targets is not None
-        counts = batch.targets
-        first = (batch.offsets[1:] - counts.cumsum(0)).repeat_interleave(counts)
-        (index,) = to_device((first + torch.arange(len(first))).numpy(), device=states.device)
-        return states.index_select(0, index)
+        return states.index_select(0, batch.candidate_index(states.device))
 
     def _view_of(self, batch: SequenceBatch, histories: KeptKeys) -> CachedView:
         return CachedView(batch, histories, device=self._vectors.device, fused=True, room=self.room)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,6 +53,30 @@ def test_select_takes_sequences_in_the_order_asked_for(sequences, data):
     chosen = make_batch(sequences).select(index)
     assert as_lists(chosen) == [sequences[i] for i in index]
     assert chosen.samples["row"].tolist() == index
+
+
+@settings(deadline=None)
+@given(SEQUENCES, st.data())
+def test_a_part_holds_the_same_tokens_of_every_sequence(sequences, data):
+    batch = make_batch(sequences)
+    ends = [data.draw(st.integers(0, len(s))) for s in sequences]
+    firsts = [data.draw(st.integers(0, end)) for end in ends]
+    first, end = (torch.tensor(each, dtype=torch.int64) for each in (firsts, ends))
+    where, part = batch.part(first, end - first)
+    assert as_lists(part) == [s[a:b] for s, a, b in zip(sequences, firsts, ends)]
+    assert torch.equal(part.tokens["item"], batch.tokens["item"][where])
+    assert torch.equal(part.samples["row"], batch.samples["row"])
+
+
+@settings(deadline=None)
+@given(SEQUENCES, st.data())
+def test_candidates_are_the_last_tokens(sequences, data):
+    counts = [data.draw(st.integers(0, len(s))) for s in sequences]
+    batch = replace(make_batch(sequences), targets=torch.tensor(counts, dtype=torch.int64))
+    index = batch.candidate_index(batch.device)
+    assert batch.tokens["item"][index].tolist() == [
+        n for s, k in zip(sequences, counts) for n in s[len(s) - k :]
+    ]
 
 
 @settings(deadline=None)
