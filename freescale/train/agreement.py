@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from freescale.comm.world import Ranks
-from freescale.errors import CheckpointError, DamagedCheckpointError, FreeScaleError
+from freescale import errors
+from freescale.comm.world import Ranks, in_words
+from freescale.errors import DamagedCheckpointError, FreeScaleError, PeerError
 from freescale.trace import exchange
 
 T = TypeVar("T")
-Words = tuple[str, object, object, str | None, bool]
+
+
+@dataclass(frozen=True)
+class _Words:
+    """What a rank says of its failure.
+
+    Args:
+        rank: who.
+        what: in one sentence.
+        kind: the name of its class in `freescale.errors`; None for an error nobody foresaw.
+        got: as in `FreeScaleError`.
+        allowed: as in `FreeScaleError`.
+        next_step: as in `FreeScaleError`.
+    """
+
+    rank: int = field(compare=False)
+    what: str
+    kind: str | None = None
+    got: str | None = None
+    allowed: str | None = None
+    next_step: str | None = None
 
 
 def gather(value: T, *, group: dist.ProcessGroup | None, what: str) -> list[T]:
@@ -49,7 +71,10 @@ def from_first(find: Callable[[], T], *, ranks: Ranks, what: str) -> T:
 def fail_together(
     failure: Exception | None, *, ranks: Ranks, what: str, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Raise on every rank where one has failed: on that rank its own error, on the others the same words.
+    """Raise on every rank where one has failed: on that rank its own error, on the others one of the same class.
+
+    An error nobody foresaw stays with the rank that met it: on the others it is a `PeerError` that names the rank, so
+    that nobody takes what they say for the cause.
 
     Args:
         failure: of this rank.
@@ -57,13 +82,14 @@ def fail_together(
         what: its name in a timeline.
         group: who talks to whom; the control group unless another is given.
     """
-    own = _words(failure)
+    own = None if failure is None else _words(failure, ranks.rank)
     told = [words for words in gather(own, group=group or ranks.control, what=what) if words is not None]
     if not told:
         return
-    # Damage first: an earlier checkpoint may do, whatever else a rank made of this one.
-    chosen = max(told, key=lambda words: words[-1])
-    raise failure if failure is not None and own == chosen else _said(chosen)
+    chosen = max(told, key=_weight)
+    if failure is not None and (own == chosen or chosen.kind is None):
+        raise failure
+    raise _said(chosen)
 
 
 def here(ranks: Ranks) -> str:
@@ -71,18 +97,23 @@ def here(ranks: Ranks) -> str:
     return f"rank {ranks.rank} on {socket.gethostname()}"
 
 
-def _words(failure: Exception | None) -> Words | None:
-    if failure is None:
-        return None
-    if isinstance(failure, FreeScaleError):
-        got = None if failure.got is None else str(failure.got)
-        allowed = None if failure.allowed is None else str(failure.allowed)
-        damaged = isinstance(failure, DamagedCheckpointError)
-        return failure.what, got, allowed, failure.next_step, damaged
-    return f"{type(failure).__name__}: {failure}", None, None, None, False
+def _words(failure: Exception, rank: int) -> _Words:
+    if not isinstance(failure, FreeScaleError):
+        return _Words(rank, in_words(failure))
+    # A class from elsewhere may not be there on every rank, or want other arguments.
+    kind = next(kind for kind in type(failure).__mro__ if kind.__module__ == errors.__name__)
+    got = None if failure.got is None else str(failure.got)
+    allowed = None if failure.allowed is None else str(failure.allowed)
+    return _Words(rank, failure.what, kind.__name__, got, allowed, failure.next_step)
 
 
-def _said(words: Words) -> CheckpointError:
-    what, got, allowed, next_step, damaged = words
-    kind = DamagedCheckpointError if damaged else CheckpointError
-    return kind(what, got=got, allowed=allowed, next_step=next_step)
+def _weight(words: _Words) -> int:
+    """Damage first: an earlier checkpoint may do, whatever else a rank made of this one. Then what has a message."""
+    return 2 if words.kind == DamagedCheckpointError.__name__ else int(words.kind is not None)
+
+
+def _said(words: _Words) -> FreeScaleError:
+    if words.kind is None:
+        return PeerError(f"rank {words.rank} failed: {words.what}")
+    kind: type[FreeScaleError] = getattr(errors, words.kind)
+    return kind(words.what, got=words.got, allowed=words.allowed, next_step=words.next_step)
