@@ -15,11 +15,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from freescale.balance import MeasuredStep
 from freescale.comm.transports import make_transport
-from freescale.comm.world import Ranks, as_rank, device_name, join_ranks, launch
+from freescale.comm.world import Ranks, as_rank, device_name, gather, join_ranks, launch
 from freescale.profiling.exchange_times import measure_links
 from freescale.profiling.hiding_cost import measure_hiding
 from freescale.profiling.loop_times import measure_loop
@@ -93,8 +91,7 @@ def measure_these(config: Config, ranks: Ranks, *, seconds: float, most_samples:
     assert ranks.control is not None
     with tempfile.TemporaryDirectory(prefix="freescale-profile-") as name:
         mine = _measure(config, ranks, Path(name), seconds=seconds, most_samples=most_samples)
-    texts: list[Any] = [None] * ranks.num_ranks
-    dist.all_gather_object(texts, json.dumps(mine), group=ranks.control)
+    texts = gather(json.dumps(mine), group=ranks.control)
     return _put_together([json.loads(text) for text in texts])
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
-from freescale.comm.world import Membership, Ranks, join_ranks, own_membership, pick_device
+from freescale.comm.world import Membership, Ranks, gather, join_ranks, own_membership, pick_device
 from freescale.errors import ConfigError, nearest
 from freescale.pages import replace_file
 from freescale.prove.claim import NOT_PROVEN, NOT_TRIED, Claim, Facts, Finding, Setting
@@ -51,7 +49,8 @@ def prove(wanted: Wanted, *, say: Say = lambda text: None) -> Proof | None:
     with join_ranks(device="cpu", timeout_s=1800.0) as ranks:
         who = own_membership()
         facts = _facts(wanted, ranks)
-        words = _gather([*private_words(), str(wanted.out), str(wanted.out.absolute())], ranks)
+        mine = [*private_words(), str(wanted.out), str(wanted.out.absolute())]
+        words = gather(mine, group=ranks.control)
         private = [word for each in words for word in each]
         began, proof = time.monotonic(), None
         tried: list[Tried] = []
@@ -143,14 +142,7 @@ def _facts(wanted: Wanted, ranks: Ranks) -> Facts:
     from freescale.comm.world import own_facts
 
     device = pick_device(wanted.device).type
-    seen = _gather([device, own_facts(ranks.device).machine], ranks)
+    mine = (device, own_facts(ranks.device).machine)
+    seen = gather(mine, group=ranks.control)
     machines = len({machine for _, machine in seen})
-    return Facts(str(seen[0][0]), ranks.num_ranks, machines, wanted.quick)
-
-
-def _gather(value: Any, ranks: Ranks) -> list[Any]:
-    if ranks.control is None:
-        return [value]
-    values: list[Any] = [None] * ranks.num_ranks
-    dist.all_gather_object(values, value, group=ranks.control)
-    return values
+    return Facts(seen[0][0], ranks.num_ranks, machines, wanted.quick)

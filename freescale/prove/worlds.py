@@ -20,13 +20,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from freescale.comm.world import (
     Membership,
     Ranks,
     as_rank,
     end_with_launcher,
+    from_first,
+    gather,
     in_words,
     join_ranks,
     thread_met,
@@ -54,14 +54,10 @@ def try_case(
     variables: Mapping[str, str] | None = None,
 ) -> list[Report]:
     """Let every rank's process try a case; what became of all of them. Every rank must call it."""
-    port = _broadcast(_free_port() if ranks.is_first else 0, ranks)
+    port = from_first(_free_port, ranks=ranks, what="find a free port")
     environment = {**_environment(who, port), **(variables or {})}
     mine = _run(environment, claim, setting, rank=ranks.rank, limit_s=limit_s, plugins=plugins)
-    if ranks.control is None:
-        return [mine]
-    everybody: list[Any] = [None] * ranks.num_ranks
-    dist.all_gather_object(everybody, asdict(mine), group=ranks.control)
-    return [Report(**each) for each in everybody]
+    return gather(mine, group=ranks.control)
 
 
 def _environment(who: Membership, port: int) -> dict[str, str]:
@@ -145,14 +141,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
-
-
-def _broadcast(value: Any, ranks: Ranks) -> Any:
-    """What rank 0 says, on every rank."""
-    values = [value]
-    if ranks.control is not None:
-        dist.broadcast_object_list(values, src=0, group=ranks.control)
-    return values[0]
 
 
 def _child() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def check_log(config: Config, source: LogSource, ranks: Ranks) -> None:
     """Know as many windows as rank 0 does, and refuse what would make old steps depend on new windows."""
-    from freescale.train import from_first
+    from freescale.comm.world import from_first
 
     source.use(from_first(lambda: source.num_windows, ranks=ranks, what="look at the log"))
     found = problems(config, source)

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from freescale.train.accounts.driver_counter import DriverCounter, open_nvml
     from freescale.train.accounts.kernel_watch import KernelWatch
     from freescale.train.accounts.stalls import Stalls
-    from freescale.train.agreement import from_first
     from freescale.train.compute.flat_gradients import rows_of_items
     from freescale.train.compute.late_update import by_layer
     from freescale.train.compute.owned_parameters import OwnedParameters

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from freescale.balance import WindowBatches
-from freescale.comm.world import Ranks
+from freescale.comm.world import Ranks, from_first
 from freescale.data import LogSource
 from freescale.errors import DataError
-from freescale.train.agreement import from_first
 from freescale.train.log.events import Progress
 from freescale.train.stop_request import StopRequest
 

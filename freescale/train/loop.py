@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from freescale.balance import StepPlan
+from freescale.comm.world import from_first, gather
 from freescale.errors import Preempted
 from freescale.kernels.runtime import gemm_warmup
 from freescale.pipeline import LOOK_AHEAD, ReadyBatch, Schedule, naming_lost_workers
 from freescale.trace import stage, total
-from freescale.train.agreement import from_first, gather
 from freescale.train.gc_freeze import GcFreeze
 from freescale.train.log.compile_notice import telling_of_compilation
 from freescale.train.log.reports import StepReports, is_beside, lag_of, open_report_channel

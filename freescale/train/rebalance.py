@@ -31,9 +31,8 @@ from freescale.balance import (
     speed_errors,
     table_of,
 )
-from freescale.comm.world import Ranks
+from freescale.comm.world import Ranks, wait_for
 from freescale.errors import DataError
-from freescale.train.agreement import wait_for
 
 # Steps a rank remembers for its own fit, and those it brings to an agreement.
 _REMEMBERED, _WINDOW = 512, 64

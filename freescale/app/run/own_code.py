@@ -14,11 +14,10 @@ import torch
 
 from freescale import registry
 from freescale.check import CheckReport, check_model, check_source_rules, judge_report
-from freescale.comm.world import Ranks
+from freescale.comm.world import Ranks, from_first
 from freescale.data import SequenceSource, source_kind
 from freescale.recipe import Config, build_examples, build_model, item_content
 from freescale.registry import Kind
-from freescale.train import from_first
 
 OWN_CODE_FILE = "own_code.json"
 

@@ -14,7 +14,7 @@ from freescale.app.run.own_code import check_own_code, write_own_code
 from freescale.app.run.resume_choice import check_same_recipe, checkpoints_for
 from freescale.app.run.run_summary import describe, origin
 from freescale.check import CheckReport
-from freescale.comm.world import Ranks, device_name, join_ranks, keep_failures_in
+from freescale.comm.world import Ranks, device_name, from_first, join_ranks, keep_failures_in
 from freescale.data import is_dataset, load_manifest
 from freescale.errors import TrainingError
 from freescale.model import drawn_by_rank
@@ -40,7 +40,6 @@ from freescale.train import (
     Run,
     StopRequest,
     TensorBoardSink,
-    from_first,
     judged_event,
     open_tracker,
     resume,

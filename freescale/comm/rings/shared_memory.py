@@ -21,7 +21,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from freescale.comm.rings.rounds import CACHE_LINE, Rings
-from freescale.comm.world import PrivateListener, call
+from freescale.comm.world import PrivateListener, call, gather
 from freescale.errors import TrainingError
 
 T = TypeVar("T")
@@ -98,9 +98,7 @@ def together(group: dist.ProcessGroup, act: Callable[[], T], *, what: str) -> T:
         result = act()
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-    problems: list[str | None] = [problem] * dist.get_world_size(group)
-    dist.all_gather_object(problems, problem, group=group)
-    for rank, each in enumerate(problems):
+    for rank, each in enumerate(gather(problem, group=group)):
         if each is not None:
             raise TrainingError(f"{what}: on rank {rank}, {each}", next_step="comm.transport=collective")
     return result  # type: ignore[return-value]

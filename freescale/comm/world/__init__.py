@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
+    from freescale.comm.world.agreement import fail_together, from_first, gather, here, wait_for
     from freescale.comm.world.background_poll import poll_in_background
     from freescale.comm.world.clocks import SharedClock
     from freescale.comm.world.facts import (

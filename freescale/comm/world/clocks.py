@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from freescale.comm.world.agreement import gather
 from freescale.comm.world.facts import boot_id, namespace
 from freescale.comm.world.ranks import Ranks
 
@@ -94,18 +95,17 @@ class SharedClock:
 
     def _names(self, machine: str) -> list[str]:
         """The machine of every rank; one whose clock is not that of the first with its name has a name to itself."""
-        names: list[str] = [machine] * self._ranks.num_ranks
-        dist.all_gather_object(names, machine, group=self._ranks.control)
+        group = self._ranks.control
+        names = gather(machine, group=group)
         before = self._clock()
         self._ranks.barrier()
         readings = [torch.zeros(1, dtype=torch.float64) for _ in names]
         mine = torch.tensor([self._clock()], dtype=torch.float64)
-        dist.all_gather(readings, mine, group=self._ranks.control)
+        dist.all_gather(readings, mine, group=group)
         first = float(readings[names.index(machine)])
         if not before <= first <= self._clock():
             machine = f"{machine} rank {self._ranks.rank}"
-        dist.all_gather_object(names, machine, group=self._ranks.control)
-        return names
+        return gather(machine, group=group)
 
     def _better(self, speaker: int, new: _Offset) -> tuple[float, float]:
         """The new offset of a machine, or the one known, with its error by now."""

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm import backend_of
+from freescale.comm.world.agreement import gather
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,7 @@ class GroupFacts:
 
 def gather_facts(group: dist.ProcessGroup, device: torch.device) -> GroupFacts:
     """Tell the ranks of a group about each other; every rank must call it."""
-    known: list[RankFacts] = [own_facts(device)] * dist.get_world_size(group)
-    dist.all_gather_object(known, known[0], group=group)
+    known = gather(own_facts(device), group=group)
     return GroupFacts(known, dist.get_rank(group), device, backend_of(group, device), on_one_machine())
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm import open_privately, supports_device
+from freescale.comm.world.agreement import gather
 from freescale.comm.world.facts import RankFacts, gather_facts
 from freescale.comm.world.launcher import CPU_THREADS, QUEUES, RENDEZVOUS
 from freescale.comm.world.meeting import (
@@ -111,8 +112,7 @@ class Ranks:
         """Refuse to go on when ranks see different values; says which rank and what differs."""
         if self.control is None:
             return
-        texts: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(texts, json.dumps(what, sort_keys=True), group=self.control)
+        texts = gather(json.dumps(what, sort_keys=True), group=self.control)
         first = json.loads(texts[0])
         for rank, text in enumerate(texts):
             other = json.loads(text)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from freescale.comm import Transport
 from freescale.comm.traffic import ask_owners
+from freescale.comm.world import gather
 from freescale.embedding.ids.evicted_ids import EvictedIds
 from freescale.embedding.ids.id_stats import COUNTS
 from freescale.embedding.ids.zero_collision import ZeroCollisionMap
@@ -148,9 +149,7 @@ def gather_ids(ids: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """The ids of all ranks together, ascending, on every rank."""
     if group is None:
         return ids
-    parts: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(parts, ids, group=group)
-    return torch.cat(parts).sort().values
+    return torch.cat(gather(ids, group=group, what="gather ids")).sort().values
 
 
 __all__ = ["COUNTS", "ShardedIdMap", "gather_ids"]

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freescale.comm.world import Ranks, SharedClock
+from freescale.comm.world import Ranks, SharedClock, gather, wait_for
 from freescale.trace import Parts, Recorder, Span, SpanWriter, host_bound, total
 from freescale.train.accounts.accountant import ClosedStep, Due, KeptStepParts
 from freescale.train.accounts.beside import Beside, Bookkeeper, Here
@@ -34,7 +34,6 @@ from freescale.train.accounts.busy_meter import BusyMeter
 from freescale.train.accounts.driver_counter import DriverCounter
 from freescale.train.accounts.notes import Ask
 from freescale.train.accounts.stalls import Stalls
-from freescale.train.agreement import gather, wait_for
 
 _WHAT = "compare notes"
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from freescale.balance import StepPlan
-from freescale.comm.world import Ranks
+from freescale.comm.world import Ranks, gather
 from freescale.embedding import COUNTS, MOST_TOLD, IdMap, advice, gather_ids, learns_ids, merged
 from freescale.pipeline import TABLE, ReadyBatch
 
@@ -72,7 +71,8 @@ class IdReport:
         stats = self._ids.stats()
         histograms = {name: stats.get(name, {}) for name in ("probe_histogram", "age_histogram")}
         untold = stats.get("evicted_left_out", 0)
-        parts = self._gather({"occupied": stats["occupied"], "left_out": untold, **histograms})
+        mine = {"occupied": stats["occupied"], "left_out": untold, **histograms}
+        parts = gather(mine, group=self._ranks.control, what="gather id maps")
         occupancy = sum(part["occupied"] for part in parts) / self._ids.num_slots
         counts, self._totals = self._totals, dict.fromkeys(COUNTS, 0)
         left_out = sum(part["left_out"] for part in parts) + max(0, len(evicted) - MOST_TOLD)
@@ -100,10 +100,3 @@ class IdReport:
         text = None if self._warned else advice(occupancy=occupancy, counts=counts)
         self._warned |= text is not None
         return text
-
-    def _gather(self, part: dict[str, Any]) -> list[dict[str, Any]]:
-        if self._ranks.control is None:
-            return [part]
-        parts: list[Any] = [None] * self._ranks.num_ranks
-        dist.all_gather_object(parts, part, group=self._ranks.control)
-        return parts

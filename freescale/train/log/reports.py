@@ -21,11 +21,10 @@ from freescale import trace
 from freescale.balance import StepPlan
 from freescale.comm import AloneTransport, Pending, Transport
 from freescale.comm.traffic import open_cpu_channel, start_all_reduce
-from freescale.comm.world import Ranks, on_one_machine
+from freescale.comm.world import Ranks, gather, on_one_machine
 from freescale.errors import TrainingError
 from freescale.pipeline import ReadyBatch, TableTraffic, Traffic, busiest_owner
 from freescale.train.accounts.accounting import AccountedStep, Accounts
-from freescale.train.agreement import gather
 from freescale.train.compute.step import StepResult
 from freescale.train.extension import StepExtension, check_fields
 from freescale.train.log.events import Progress, time_fields

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from freescale.comm.world import from_first
 from freescale.data import Examples, Split
 from freescale.trace import POPULARITY, REPEAT, is_better, numeric_fields
-from freescale.train.agreement import from_first
 from freescale.train.log.events import Progress
 from freescale.train.quality.evaluate import Evaluator, GivenUpError, GiveUp
 from freescale.train.quality.protocol import EvalProtocol

@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freescale.comm.world import Ranks
+from freescale.comm.world import Ranks, fail_together, from_first, gather, here
 from freescale.data import sync_folder, write_durably
 from freescale.embedding import EmbeddingTable
 from freescale.errors import CheckpointError, DamagedCheckpointError, FreeScaleError
-from freescale.train.agreement import fail_together, from_first, gather, here
 from freescale.train.state.saved import (
     BEST,
     FORMAT,

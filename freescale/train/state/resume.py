@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from freescale.comm.world import Ranks
+from freescale.comm.world import Ranks, fail_together, from_first, here
 from freescale.data import sync_folder
 from freescale.errors import CheckpointError, DamagedCheckpointError
-from freescale.train.agreement import fail_together, from_first, here
 from freescale.train.run import Run
 from freescale.train.state.resume_story import ResumeStory, resume_story
 from freescale.train.state.run_state import load_facts, load_run

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from freescale.comm.world import Ranks
+from freescale.comm.world import Ranks, gather
 from freescale.data import DataDigest, differences
 from freescale.errors import DataError
-from freescale.train.agreement import gather
 
 
 def agree_on_data(ranks: Ranks, data: DataDigest) -> tuple[str, ...]:

@@ -17,10 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
-from freescale.comm.world import Ranks
+from freescale.comm.world import Ranks, fail_together, here
 from freescale.data import sync_folder
 from freescale.errors import CheckpointError, DamagedCheckpointError, FreeScaleError
-from freescale.train.agreement import fail_together, here
 from freescale.train.state.shard_reader import (
     ChangedError,
     DoesNotFitError,

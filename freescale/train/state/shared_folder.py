@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from freescale.comm.world import Ranks
+from freescale.comm.world import Ranks, fail_together, from_first, gather, here
 from freescale.data import sync_folder
 from freescale.errors import CheckpointError
-from freescale.train.agreement import fail_together, from_first, gather, here
 
 PATIENCE_S = 5.0
 """How long a file of another machine may take to show: network file systems remember for seconds what was not there."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from freescale.comm.world import gather
 from freescale.errors import TrainingError
-from freescale.train.agreement import gather
 from freescale.train.run import Run
 from freescale.train.state.run_state import run_tensors
 

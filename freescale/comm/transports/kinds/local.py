@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from freescale.comm import Transport
-from freescale.comm.world import GroupFacts, PrivateListener, call, poll_in_background
+from freescale.comm.world import GroupFacts, PrivateListener, call, gather, poll_in_background
 from freescale.registry import register
 
 _BUFFER_BYTES = 4 << 20
@@ -240,8 +240,7 @@ def _connect(group: dist.ProcessGroup, members: Sequence[int], timeout_s: float)
     rank = dist.get_rank(group)
     own = members.index(rank)
     with PrivateListener(len(members)) as listener:
-        names: list[str] = [""] * dist.get_world_size(group)
-        dist.all_gather_object(names, listener.name, group=group)
+        names = gather(listener.name, group=group)
         found = {other: call(names[other], rank=rank, timeout_s=timeout_s) for other in members[:own]}
         found |= listener.accept(members[own + 1 :], timeout_s=timeout_s)
     connections = {members.index(other): connection for other, connection in found.items()}

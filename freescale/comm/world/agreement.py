@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
 from freescale import errors
-from freescale.comm.world import Ranks, in_words
+from freescale.comm.world.watch import in_words
 from freescale.errors import DamagedCheckpointError, FreeScaleError, PeerError
 from freescale.trace import exchange
+
+if TYPE_CHECKING:
+    from freescale.comm.world.ranks import Ranks
 
 T = TypeVar("T")
 
@@ -38,12 +42,12 @@ class _Words:
     next_step: str | None = None
 
 
-def gather(value: T, *, group: dist.ProcessGroup | None, what: str) -> list[T]:
-    """The values of all ranks of a group, by rank, on each of them; `what` is its name in a timeline."""
+def gather(value: T, *, group: dist.ProcessGroup | None, what: str | None = None) -> list[T]:
+    """The values of all ranks of a group, by rank, on each of them; `what` is its name in a timeline, if it has one."""
     if group is None:
         return [value]
     values: list[Any] = [None] * dist.get_world_size(group)
-    with exchange(what):
+    with nullcontext() if what is None else exchange(what):
         dist.all_gather_object(values, value, group=group)
     return values
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from freescale.comm.world.agreement import fail_together, from_first, gather
 from freescale.comm.world.watch.failures import FailureNote, first_cause
 from freescale.data.sources.parquet import RowRangeError
 from freescale.errors import (
@@ -20,7 +21,6 @@ from freescale.errors import (
     FreeScaleError,
     PeerError,
 )
-from freescale.train.agreement import fail_together, from_first, gather
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks
 
