@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import freescale
 from freescale.app.cli import app
 from freescale.errors import ConfigError
+from freescale.registry import names
 
 
 @pytest.mark.timeout(120)
@@ -25,6 +26,14 @@ def test_the_version_is_told_without_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
     )
     assert done.stdout.splitlines() == [f"freescale {freescale.__version__}", "0 False"]
+
+
+@pytest.mark.parametrize("command", [["prepare"], ["log", "append"]])
+def test_help_names_every_format_that_ships(command: list[str]) -> None:
+    output = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "300"}).output
+    said = next(line for line in output.splitlines() if "--format" in line)
+    assert names("format")
+    assert not [name for name in ("auto", *names("format")) if name not in said]
 
 
 def test_help_says_what_it_is_for_and_lists_the_commands() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,10 +13,25 @@ from rich.markup import escape
 from rich.table import Table
 
 from freescale.app.arguments import Plugins, load_plugins, say
-from freescale.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from freescale.data import IdKinds
+from freescale.app.commands.input_options import (
+    ActionColumn,
+    Actions,
+    BadLines,
+    Columns,
+    Format,
+    ItemColumn,
+    ItemIds,
+    MemoryMb,
+    SchemaFile,
+    Separator,
+    TimeColumn,
+    TimeUnit,
+    UserColumn,
+    UserIds,
+    input_options,
+    names_in_order,
+)
+from freescale.errors import ConfigError
 
 
 def prepare(
@@ -27,38 +42,20 @@ def prepare(
         ),
     ],
     out_dir: Annotated[Path, typer.Argument(help="New folder for the data set.")],
-    format: Annotated[
-        str, typer.Option(help="auto, movielens, inter, pairs, sequences, csv, jsonl or parquet.")
-    ] = "auto",
-    user: Annotated[str | None, typer.Option(help="Name of the user column (csv, jsonl, parquet).")] = None,
-    item: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
-    time: Annotated[
-        str | None, typer.Option(help="Name of the time column; '' for none: file order.")
-    ] = None,
-    action: Annotated[
-        str | None, typer.Option(help="Name of the action or rating column; '' for none.")
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(help="Fields of text without a header, in order: user,item,time,action; _ ignores one."),
-    ] = None,
-    separator: Annotated[str | None, typer.Option(help="Column separator of a text file.")] = None,
-    time_unit: Annotated[
-        str, typer.Option(help="Unit of times that are numbers: s, ms, us, ns; auto tells it by their size.")
-    ] = "auto",
-    actions: Annotated[
-        str | None,
-        typer.Option(help="Numbers of actions in words: view=0,buy=1, or words in order; else by frequency."),
-    ] = None,
-    bad_lines: Annotated[
-        str, typer.Option(help="stop at the first line that cannot be used, or skip and count them.")
-    ] = "stop",
+    format: Format = "auto",
+    user: UserColumn = None,
+    item: ItemColumn = None,
+    time: TimeColumn = None,
+    action: ActionColumn = None,
+    columns: Columns = None,
+    separator: Separator = None,
+    time_unit: TimeUnit = "auto",
+    actions: Actions = None,
+    bad_lines: BadLines = "stop",
     texts: Annotated[
         Path | None, typer.Option(help="Titles and categories of the items: item::title::genres, or CSV.")
     ] = None,
-    schema: Annotated[
-        Path | None, typer.Option(help="YAML with a section `features`: columns to keep, and what they are.")
-    ] = None,
+    schema: SchemaFile = None,
     items: Annotated[
         Path | None, typer.Option(help="Features of the items: CSV, JSON lines, inter or Parquet.")
     ] = None,
@@ -76,15 +73,13 @@ def prepare(
             help="keep items of --items that no event names, to be recommended by their features; or leave them out."
         ),
     ] = "leave",
-    user_ids: Annotated[
-        str | None, typer.Option(help="Kind of user ids: int64, uint64 or text; found out unless given.")
-    ] = None,
-    item_ids: Annotated[str | None, typer.Option(help="Kind of item ids.")] = None,
+    user_ids: UserIds = None,
+    item_ids: ItemIds = None,
     rewrite: Annotated[
         bool, typer.Option(help="Copy histories that could stay in the Parquet files they are in.")
     ] = False,
     min_events: Annotated[int, typer.Option(help="Leave out users with fewer events.")] = 3,
-    memory_mb: Annotated[int, typer.Option(help="Memory to sort in; the rest is spilled to disk.")] = 512,
+    memory_mb: MemoryMb = 512,
     overwrite: Annotated[bool, typer.Option(help="Replace a data set that is already there.")] = False,
     plugin: Plugins = None,
 ) -> None:
@@ -92,12 +87,24 @@ def prepare(
     load_plugins(plugin)
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from freescale.data import ColumnNames
     from freescale.data import prepare as prepare_data
 
-    given = {"user": user, "item": item, "time": time, "action": action}
-    names = {role: name for role, name in given.items() if name is not None}
-    kinds = {role: kind for role, kind in (("user", user_ids), ("item", item_ids)) if kind is not None}
+    options = input_options(
+        format=format,
+        user=user,
+        item=item,
+        time=time,
+        action=action,
+        columns=columns,
+        separator=separator,
+        time_unit=time_unit,
+        actions=actions,
+        bad_lines=bad_lines,
+        schema=schema,
+        user_ids=user_ids,
+        item_ids=item_ids,
+        memory_mb=memory_mb,
+    )
     console = Console(stderr=True)
     bar_columns = (
         TextColumn("{task.description}"),
@@ -110,24 +117,15 @@ def prepare(
         summary = prepare_data(
             source,
             out_dir,
-            format=format,
-            columns=ColumnNames(**names),
-            separator=separator,
-            header=names_in_order(columns),
-            time_unit=time_unit,
-            actions=None if actions is None else numbers_of_actions(actions),
-            bad_lines=bad_lines,
+            **options,
             min_events=min_events,
-            memory_mb=memory_mb,
             texts=texts,
-            schema=schema,
             items=items,
             users=users,
             item_header=names_in_order(item_columns),
             user_header=names_in_order(user_columns),
             lacking=lacking,
             new_items=new_items,
-            id_kinds=cast("IdKinds", kinds),
             rewrite=rewrite,
             overwrite=overwrite,
             progress=lambda done, message: bar.update(task, completed=done, description=message),
@@ -141,27 +139,6 @@ def prepare(
         say(f"  {line}")
     if summary.num_texts is not None:
         say(f"{summary.num_texts:,} of {summary.num_items:,} items have texts")
-
-
-def names_in_order(columns: str | None) -> list[str] | None:
-    """`user,item,time` as names."""
-    return None if columns is None else [name.strip() for name in columns.split(",")]
-
-
-def numbers_of_actions(actions: str) -> list[str] | dict[str, float]:
-    """`view=0,buy=1` as numbers of words; `view,buy` as words in order."""
-    words = [word.strip() for word in actions.split(",")]
-    if "=" not in actions:
-        return words
-    pairs = [word.rpartition("=") for word in words]
-    try:
-        return {word.strip(): float(number) for word, _, number in pairs}
-    except ValueError:
-        raise DataError(
-            "The numbers of the actions cannot be read",
-            got=actions,
-            allowed="view=0,buy=1 (a number for every word), or view,buy (numbers from 0)",
-        ) from None
 
 
 def plan_ids(

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from freescale.app.arguments import Plugins, load_plugins, say
-from freescale.app.commands.data import names_in_order, numbers_of_actions
+from freescale.app.commands.input_options import (
+    ActionColumn,
+    Actions,
+    BadLines,
+    Columns,
+    Format,
+    ItemColumn,
+    ItemIds,
+    MemoryMb,
+    SchemaFile,
+    Separator,
+    TimeColumn,
+    TimeUnit,
+    UserColumn,
+    UserIds,
+    input_options,
+)
 from freescale.errors import DataError
 
 if TYPE_CHECKING:
-    from freescale.data import IdKinds, WindowEntry
+    from freescale.data import WindowEntry
 
 LogDir = Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log.")]
 
@@ -45,36 +61,20 @@ def append(
             help="Drop events older than the log's end by more than this: 2d; else none is dropped."
         ),
     ] = None,
-    format: Annotated[
-        str, typer.Option(help="auto, movielens, inter, pairs, sequences, csv, jsonl or parquet.")
-    ] = "auto",
-    user: Annotated[str | None, typer.Option(help="Name of the user column.")] = None,
-    item: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
-    time: Annotated[str | None, typer.Option(help="Name of the time column.")] = None,
-    action: Annotated[
-        str | None, typer.Option(help="Name of the action or rating column; '' for none.")
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Fields of text without a header, in order: user,item,time,action.")
-    ] = None,
-    separator: Annotated[str | None, typer.Option(help="Column separator of a text file.")] = None,
-    time_unit: Annotated[str, typer.Option(help="Unit of times that are numbers: s, ms, us, ns.")] = "auto",
-    actions: Annotated[
-        str | None,
-        typer.Option(help="Numbers of actions in words: view=0,buy=1; the first append decides."),
-    ] = None,
-    bad_lines: Annotated[
-        str, typer.Option(help="stop at the first line that cannot be used, or skip and count them.")
-    ] = "stop",
-    schema: Annotated[
-        Path | None,
-        typer.Option(
-            help="YAML with a section `features`: further columns of events to keep; the first append decides."
-        ),
-    ] = None,
-    user_ids: Annotated[str | None, typer.Option(help="Kind of user ids: int64, uint64 or text.")] = None,
-    item_ids: Annotated[str | None, typer.Option(help="Kind of item ids.")] = None,
-    memory_mb: Annotated[int, typer.Option(help="Memory to sort in; the rest is spilled to disk.")] = 512,
+    format: Format = "auto",
+    user: UserColumn = None,
+    item: ItemColumn = None,
+    time: TimeColumn = None,
+    action: ActionColumn = None,
+    columns: Columns = None,
+    separator: Separator = None,
+    time_unit: TimeUnit = "auto",
+    actions: Actions = None,
+    bad_lines: BadLines = "stop",
+    schema: SchemaFile = None,
+    user_ids: UserIds = None,
+    item_ids: ItemIds = None,
+    memory_mb: MemoryMb = 512,
     plugin: Plugins = None,
 ) -> None:
     """Seal new events as the next windows of a log; each is there as a whole or not at all, each event once.
@@ -82,26 +82,31 @@ def append(
     Killed, the same command finishes what it began. Input that is in the log already is refused.
     """
     load_plugins(plugin)
-    from freescale.data import ColumnNames, append_log
+    from freescale.data import append_log
 
-    given = {"user": user, "item": item, "time": time, "action": action}
-    kinds = {role: kind for role, kind in (("user", user_ids), ("item", item_ids)) if kind is not None}
+    options = input_options(
+        format=format,
+        user=user,
+        item=item,
+        time=time,
+        action=action,
+        columns=columns,
+        separator=separator,
+        time_unit=time_unit,
+        actions=actions,
+        bad_lines=bad_lines,
+        schema=schema,
+        user_ids=user_ids,
+        item_ids=item_ids,
+        memory_mb=memory_mb,
+    )
     sealed = append_log(
         log,
         source,
         every=None if every is None else _seconds("--every", every),
         max_length=max_length,
         max_late=None if max_late is None else _seconds("--max-late", max_late),
-        schema=schema,
-        format=format,
-        columns=ColumnNames(**{role: name for role, name in given.items() if name is not None}),
-        separator=separator,
-        header=names_in_order(columns),
-        time_unit=time_unit,
-        actions=None if actions is None else numbers_of_actions(actions),
-        bad_lines=bad_lines,
-        id_kinds=cast("IdKinds", kinds),
-        memory_mb=memory_mb,
+        **options,
     )
     for entry in sealed.windows:
         say(f"{log}: {_in_words(entry)}")
