@@ -24,7 +24,6 @@ import datetime
 import json
 import os
 import platform
-import socket
 import statistics
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from typing import Any
 import torch
 from embedding_step_rank import DIM, NUM_ROWS, POOL, SEED
 
+from freescale.comm.world import free_port
 from freescale.embedding.hashing import keyed_normal
 
 RANK_FILE = Path(__file__).with_name("embedding_step_rank.py")
@@ -68,9 +68,7 @@ class Side:
     @classmethod
     def start(cls, kind: str, python: str, num_ranks: int, folder: Path) -> Side:
         """Start the ranks and wait until they stand."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         logs = [folder / f"{kind}-{num_ranks}-{rank}.log" for rank in range(num_ranks)]
         common = {
             **os.environ,

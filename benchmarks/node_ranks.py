@@ -6,7 +6,6 @@ import argparse
 import ctypes
 import multiprocessing
 import os
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from freescale.comm.world import free_port
 from tests.nodes import INTERFACE, PORT, nodes, why_no_nodes
 
 _CLONE_NEWNET = 0x40000000
@@ -62,7 +62,7 @@ def run(
     context = multiprocessing.get_context("fork")
     with ExitStack() as stack:
         nets: list[int | None] = [None] * shape.nodes
-        where = f"tcp://127.0.0.1:{_free_port()}"
+        where = f"tcp://127.0.0.1:{free_port()}"
         if options.namespaces:
             machines = stack.enter_context(nodes(shape.nodes, rate_mbit=rate_mbit))
             nets, where = [each._holder for each in machines], f"tcp://{machines[0].address}:{PORT}"
@@ -117,9 +117,3 @@ def _be_rank(
     except BaseException as error:
         pipe.send(f"rank {rank}: {type(error).__name__}: {error}")
     os._exit(0)
-
-
-def _free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 # How a process ends (docs/clusters.md). 2 is a wrong command line, 130 Ctrl-C, -N or 128 + N a signal N.
 EXIT_ERROR = 1
@@ -14,6 +16,8 @@ EXIT_PREEMPTED = 75
 """Told to stop (SIGTERM), saved, ended: the same command goes on from there."""
 EXIT_PEER = 76
 """Nothing wrong here: another rank failed, is gone, or has been silent for too long."""
+
+_MOST_LETTERS = 300
 
 
 class FreeScaleError(Exception):
@@ -90,3 +94,13 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     """The allowed name a misspelt one most likely meant, or None."""
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return matches[0] if matches else None
+
+
+def in_one_line(error: BaseException) -> str:
+    """Kind and text for a message of one line; of an error without a text (`assert`), where it was raised."""
+    kind, text = type(error).__name__, " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    if text or not frames:
+        return f"{kind}: {text[:_MOST_LETTERS]}"
+    place = Path(frames[-1].filename)
+    return f"{kind} in {place.parent.name}/{place.name}:{frames[-1].lineno}"

@@ -7,7 +7,6 @@ goes on from its last checkpoint in run.out. docs/clusters.md has the recipe.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from freescale.app.arguments import load_plugins, split_arguments
 from freescale.app.run.train_run import train_run
+from freescale.comm.world import free_port
 from freescale.errors import ConfigError, nearest
 from freescale.recipe import Config, load_config
 from freescale.train import TerminalSink
@@ -68,13 +68,7 @@ def _make_room_for_own_group() -> None:
     """Ray has opened a process group and its store. Ours has other backends and limits and needs a port of its own."""
     if not dist.is_initialized():
         return
-    port = [_free_port() if dist.get_rank() == 0 else 0]
+    port = [free_port() if dist.get_rank() == 0 else 0]
     dist.broadcast_object_list(port, src=0)
     dist.destroy_process_group()
     os.environ["MASTER_PORT"] = str(port[0])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 from typing import Any
 
-from freescale.errors import FreeScaleError
+from freescale.errors import FreeScaleError, in_one_line
 
 TORCHREC = "1.9.2"
 """With torch 2.13.0 and fbgemm-gpu-cpu 1.8.0, all installed with --no-deps: torchrec asks for fbgemm's CUDA build."""
@@ -32,9 +32,8 @@ def require_torchrec() -> Any:
     try:
         return importlib.import_module("torchrec")
     except Exception as error:
-        text = " ".join(str(error).split())[:200]
         raise FreeScaleError(
             "TorchRec cannot be imported; its versions of torch and fbgemm must fit",
-            got=f"{type(error).__name__}: {text}",
+            got=in_one_line(error),
             next_step=wanted,
         ) from error

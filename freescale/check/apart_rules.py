@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from freescale.check.passes import SEED, Pass, Subject, distance, keyed, summed
 from freescale.data import SequenceBatch
+from freescale.errors import in_one_line
 from freescale.kernels import SequenceLayout
 from freescale.model import Recommender
 
@@ -122,8 +123,7 @@ def empty_histories(subject: Subject) -> Iterator[str]:
     try:
         got = subject.run(with_empty)
     except Exception as error:
-        text = " ".join(str(error).split())[:200]
-        yield f"your code fails on a batch with a history without events: {type(error).__name__}: {text}"
+        yield f"your code fails on a batch with a history without events: {in_one_line(error)}"
         return
     without = subject.run(batch)
     if distance(got.loss, without.loss) > subject.tolerance:

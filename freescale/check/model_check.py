@@ -10,6 +10,7 @@ from freescale.check import apart_rules, state_rules
 from freescale.check.passes import BadOutputError, Subject, choose_batch
 from freescale.check.report import CheckReport, Violation
 from freescale.data import Examples
+from freescale.errors import in_one_line
 from freescale.model import Recommender, drawn_by_rank
 
 Rule = Callable[[Subject], Iterator[str]]
@@ -117,5 +118,4 @@ def _in_words(error: Exception) -> str:
         frame for frame in frames if "/freescale/" not in frame.filename and "/torch/" not in frame.filename
     ]
     where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}{where}"
+    return f"{in_one_line(error)}{where}"

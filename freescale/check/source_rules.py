@@ -9,6 +9,7 @@ import numpy as np
 
 from freescale.check.report import CheckReport, Violation
 from freescale.data import IntArray, SequenceSource
+from freescale.errors import in_one_line
 
 _NUM_ROWS = 64
 
@@ -27,8 +28,7 @@ def check_source_rules(source: SequenceSource) -> CheckReport:
         try:
             violations += [Violation(rule, sentence) for sentence in find(source, rows)]
         except Exception as error:
-            text = " ".join(str(error).split())[:200]
-            violations.append(Violation(rule, f"your source failed: {type(error).__name__}: {text}"))
+            violations.append(Violation(rule, f"your source failed: {in_one_line(error)}"))
     return CheckReport(tuple(rules), tuple(violations))
 
 
@@ -80,8 +80,7 @@ def _picklable(source: SequenceSource, rows: IntArray) -> Iterator[str]:
     try:
         copy = pickle.loads(pickle.dumps(source))
     except Exception as error:
-        text = " ".join(str(error).split())[:200]
-        yield f"your source cannot be pickled, so data.workers cannot load from it: {type(error).__name__}: {text}"
+        yield f"your source cannot be pickled, so data.workers cannot load from it: {in_one_line(error)}"
         return
     if _by_row(copy, rows) != _by_row(source, rows):
         yield "a pickled copy of your source gives other histories"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from freescale.comm.world import (
     Ranks,
     as_rank,
     end_with_launcher,
+    free_port,
     from_first,
     gather,
     in_words,
@@ -54,7 +54,7 @@ def try_case(
     variables: Mapping[str, str] | None = None,
 ) -> list[Report]:
     """Let every rank's process try a case; what became of all of them. Every rank must call it."""
-    port = from_first(_free_port, ranks=ranks, what="find a free port")
+    port = from_first(free_port, ranks=ranks, what="find a free port")
     environment = {**_environment(who, port), **(variables or {})}
     mine = _run(environment, claim, setting, rank=ranks.rank, limit_s=limit_s, plugins=plugins)
     return gather(mine, group=ranks.control)
@@ -135,12 +135,6 @@ def _ends(process: subprocess.Popen[bytes], what: str, *, within_s: float) -> bo
             process.wait(min(left, _LOOK_S))
             return True
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _child() -> None:

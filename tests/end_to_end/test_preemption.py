@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
+from freescale.comm.world import free_port
 from tests.end_to_end.test_kill_and_resume import events, saved_tensors, wait_for_step
 from tests.small_run import SMALL
 
@@ -89,9 +89,7 @@ def test_sigterm_saves_though_nobody_reads_what_is_printed(tmp_path: Path, pytho
 
 def test_ranks_started_by_somebody_else_are_told_one_after_the_other(tmp_path: Path, python: str) -> None:
     """As under torchrun or Slurm: each process hears of it by itself, some of them later."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.world.by_hand import free_port, until
+from freescale.comm.world import free_port
+from tests.comm.world.by_hand import until
 
 REPOSITORY = Path(__file__).parents[2]
 

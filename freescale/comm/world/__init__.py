@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         call,
         check_start,
         choose_interface,
+        free_port,
         launched_by,
         nodes_asked_for,
         own_membership,

@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable
 
+from freescale.errors import in_one_line
 from freescale.train.log.events import MetricSink
 
 
@@ -30,10 +31,9 @@ class GuestSink:
         except Exception as error:
             failed, self._sink = type(self._sink).__name__, None
             step = event.get("step")
-            text = " ".join(str(error).split())[:200]
             self._tell(
                 step if isinstance(step, int) else 0,
-                f"the sink {failed} failed and gets no more events: {type(error).__name__}: {text}",
+                f"the sink {failed} failed and gets no more events: {in_one_line(error)}",
             )
 
     def close(self) -> None:

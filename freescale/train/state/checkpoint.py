@@ -24,14 +24,13 @@ from torch import Tensor
 from freescale.comm.world import Ranks, fail_together, from_first, gather, here
 from freescale.data import sync_folder, write_durably
 from freescale.embedding import EmbeddingTable
-from freescale.errors import CheckpointError, DamagedCheckpointError, FreeScaleError
+from freescale.errors import CheckpointError, DamagedCheckpointError, FreeScaleError, in_one_line
 from freescale.train.state.saved import (
     BEST,
     FORMAT,
     META,
     best_in,
     has_size,
-    in_one_line,
     put_aside,
     read_meta,
     saved_in,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from freescale.comm.world import Ranks, fail_together, here
 from freescale.data import sync_folder
-from freescale.errors import CheckpointError, DamagedCheckpointError, FreeScaleError
+from freescale.errors import CheckpointError, DamagedCheckpointError, FreeScaleError, in_one_line
 from freescale.train.state.shard_reader import (
     ChangedError,
     DoesNotFitError,
@@ -161,9 +161,3 @@ def _checked(facts: Any) -> dict[str, Any]:
 def _crc_of(facts: Mapping[str, Any]) -> int:
     as_read = json.loads(json.dumps(facts))
     return zlib.crc32(json.dumps(as_read, sort_keys=True).encode())
-
-
-def in_one_line(error: BaseException) -> str:
-    """An error for a message of one line."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"

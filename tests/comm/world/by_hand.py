@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from freescale.app.exit_codes import run_to_exit_code
+from freescale.comm.world import free_port
 
 
 @dataclass
@@ -86,13 +86,6 @@ def _main(work: Callable[[int], None], rank: int, environment: dict[str, str], o
     run_to_exit_code(lambda: work(rank))
     sys.stdout.flush()
     os._exit(0)
-
-
-def free_port() -> int:
-    """A port of this machine that nobody has at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:

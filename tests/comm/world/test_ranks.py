@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ import torch.distributed as dist
 
 from freescale.comm.world.facts import RankFacts
 from freescale.comm.world.launcher import CPU_THREADS
+from freescale.comm.world.meeting.network import free_port
 from freescale.comm.world.ranks import Ranks, join_ranks, pick_device, refuse_shared_gpu
 from freescale.errors import FreeScaleError, TrainingError
 from tests.ranks import run_on_ranks
@@ -126,12 +126,6 @@ def join_with_gpus(rank: int, uuids: list[str], port: int) -> str:
     again = dist.HashStore()
     start("gloo", store=dist.PrefixStore(str(rank), again), rank=0, world_size=1)
     return said
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.timed  # somebody else may take the free port

@@ -16,13 +16,13 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from freescale.app.run.train_run import train_run
-from freescale.comm.world import keep_failures_in
+from freescale.comm.world import free_port, keep_failures_in
 from freescale.comm.world.ranks import Ranks, join_ranks
 from freescale.comm.world.watch import FailureNote, Liveness, SignOfLife, first_cause, liveness
 from freescale.errors import EXIT_PEER, DataError
 from freescale.recipe import load_config
 from freescale.trace import stage
-from tests.comm.world.by_hand import ByHand, free_port, until
+from tests.comm.world.by_hand import ByHand, until
 
 pytestmark = pytest.mark.timed
 HOST = socket.gethostname()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
         own_membership,
         publish_membership,
     )
-    from freescale.comm.world.meeting.network import choose_interface
+    from freescale.comm.world.meeting.network import choose_interface, free_port
     from freescale.comm.world.meeting.nodes import Nodes, check_start, nodes_asked_for
     from freescale.comm.world.meeting.open_files import allow_open_files
     from freescale.comm.world.meeting.private_sockets import PrivateListener, call

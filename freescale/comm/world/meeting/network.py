@@ -45,6 +45,13 @@ def choose_interface(who: Membership, environment: MutableMapping[str, str] = os
     return f"this machine's name, {name}, {known} here, which others cannot reach: {_GLOO}={interface}"
 
 
+def free_port() -> int:
+    """A port that nobody on this machine has just now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
 def addresses_of(host: str) -> list[str]:
     """What a name stands for on this machine; nothing for an unknown one."""
     try:

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from freescale.errors import EXIT_UNEXPECTED, FreeScaleError, PeerError
+from freescale.comm.world.watch.said import Said
+from freescale.errors import EXIT_UNEXPECTED, FreeScaleError, PeerError, in_one_line
 from freescale.trace import current_stage
 
 LINE = "FREESCALE_LAUNCHER_LINE"
@@ -39,33 +40,20 @@ Kind = Literal["known", "unexpected", "connection"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailureNote:
-    """What one rank says.
+class FailureNote(Said):
+    """What one rank says of its failure.
 
     Args:
-        rank: who.
-        host: where.
-        stage: what it was doing.
-        step: at which step, if at one.
         message: what went wrong.
         kind: "known": it has a message for the user; "connection": another rank is probably the cause.
         time: when, in seconds since 1970.
         exit_code: how the process ends.
     """
 
-    rank: int
-    host: str
-    stage: str
-    step: int | None
     message: str
     kind: Kind
     time: float
     exit_code: int = 1
-
-    @property
-    def where(self) -> str:
-        """Stage and step in words."""
-        return f"in stage '{self.stage}'" + ("" if self.step is None else f" at step {self.step}")
 
     @classmethod
     def of(cls, error: BaseException) -> FailureNote:
@@ -83,23 +71,11 @@ class FailureNote:
             exit_code=exit_code_of(error),
         )
 
-    @classmethod
-    def made_of(cls, values: Mapping[str, Any]) -> FailureNote | None:
-        """From what came over a wire or out of a file; None if it is no note."""
-        try:
-            return cls(**values)
-        except TypeError:
-            return None
-
 
 def in_words(error: BaseException) -> str:
-    """Kind and text; of an error without a text (`assert`), where it was raised: the kind alone helps nobody."""
-    kind, text = type(error).__name__, str(error).strip()
-    frames = traceback.extract_tb(error.__traceback__)
-    if text or not frames:
-        return f"{kind}: {text}"
-    place = Path(frames[-1].filename)
-    return f"{kind} in {place.parent.name}/{place.name}:{frames[-1].lineno}"
+    """Kind and whole text; of an error without a text (`assert`), where it was raised: the kind alone helps nobody."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else in_one_line(error)
 
 
 def first_cause(notes: Iterable[FailureNote]) -> FailureNote | None:

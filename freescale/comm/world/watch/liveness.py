@@ -7,11 +7,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
+from freescale.comm.world.watch.said import Said
 from freescale.trace import stage_of_main_thread
 
 BEAT_S = 1.0
@@ -27,43 +26,22 @@ _ASLEEP_S = 5 * BEAT_S
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignOfLife:
+class SignOfLife(Said):
     """What a rank says every second.
 
     Args:
-        rank: who.
-        host: where.
         pid: its process.
-        stage: what it does.
-        step: at which step.
         seconds: for how long, with nothing changed.
         waits: whether it waits for other ranks.
         line: the line of code it is at.
         silent_s: how long the others may hear nothing from it.
     """
 
-    rank: int
-    host: str
     pid: int
-    stage: str
-    step: int | None
     seconds: float
     waits: bool
     line: str
     silent_s: float
-
-    @property
-    def where(self) -> str:
-        """Stage and step in words."""
-        return f"in stage '{self.stage}'" + ("" if self.step is None else f" at step {self.step}")
-
-    @classmethod
-    def made_of(cls, values: Mapping[str, Any]) -> SignOfLife | None:
-        """From what came over a wire or out of a file; None if it is no sign."""
-        try:
-            return cls(**values)
-        except TypeError:
-            return None
 
 
 class Pulse:

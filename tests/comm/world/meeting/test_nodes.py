@@ -10,6 +10,7 @@ import pytest
 
 from freescale.comm.world import launcher
 from freescale.comm.world.meeting import network, nodes
+from freescale.comm.world.meeting.network import free_port
 from freescale.comm.world.meeting.nodes import Nodes, check_start, nodes_asked_for
 from freescale.errors import TrainingError
 
@@ -148,11 +149,6 @@ def test_a_name_that_a_cluster_learns_later_is_waited_for(monkeypatch):
     monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)
     assert len(start(Nodes(2, 0, "pod-0.run", free_port()))) == 1
     assert answers == []
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def test_a_port_that_is_taken_is_said_at_once(taken):
