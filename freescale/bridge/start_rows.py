@@ -110,10 +110,16 @@ def rows_by_id(embedding: ShardedEmbedding, table: str, id_map: IdMap) -> RowsBy
     """The other way: what a table of one process has learnt, by id.
 
     Raises:
-        ConfigError: rows belong to no ids, or the optimizer keeps another state than TorchRec can take over.
+        ConfigError: the table is spread over several processes, rows belong to no ids, or the optimizer keeps another
+            state than TorchRec can take over.
     """
     held = embedding.tables[table]
-    assert held.num_rows == id_map.num_rows, "one process holds the whole table"
+    if held.num_rows != id_map.num_rows:
+        raise ConfigError(
+            f"table {table!r} is spread over several processes, and one of them must hold all of it",
+            got=f"{held.num_rows:,} of {id_map.num_rows:,} rows here",
+            next_step="load the run in one process, as `freescale export` does",
+        )
     if learns_ids(id_map):
         ids, rows = (each.cpu() for each in id_map.residents())
     else:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 
 from freescale.check.report import CheckReport, Violation
+from freescale.errors import in_one_line
 from freescale.train import Judge
 
 _EVENT = {
@@ -19,13 +20,14 @@ _EVENT = {
     "time": 0.0,
 }
 RULE = "sinks and judges change nothing"
+JUDGE_RULE = "judges decide alike and change nothing"
 
 
 def check_listeners(judge: Judge | None, others: Sequence[object] = ()) -> CheckReport:
     """Whether copies of a judge decide alike, and have the methods they need.
 
     Args:
-        judge: if there is one; it is copied where it can be, and not asked where it cannot.
+        judge: if there is one; one that cannot be copied is not asked, and the report says so.
         others: sinks.
     """
     found = [
@@ -34,20 +36,21 @@ def check_listeners(judge: Judge | None, others: Sequence[object] = ()) -> Check
         for name in ("write", "close")
         if not callable(getattr(sink, name, None))
     ]
-    if judge is not None:
-        found += _of_judge(judge)
-    if judge is None and not others:
-        return CheckReport()
-    return CheckReport((RULE,), tuple(Violation(RULE, sentence) for sentence in found))
+    skipped: tuple[tuple[str, str], ...] = ()
+    if judge is not None and not callable(getattr(judge, "decide", None)):
+        found.append(f"a judge needs the method decide(event); {type(judge).__name__} has none")
+    elif judge is not None:
+        try:
+            copies = copy.deepcopy(judge), copy.deepcopy(judge)
+        except Exception as error:
+            skipped = ((JUDGE_RULE, f"{type(judge).__name__} cannot be copied ({in_one_line(error)})"),)
+        else:
+            found += _of_judge(*copies)
+    tried = (RULE,) if found or others or (judge is not None and not skipped) else ()
+    return CheckReport(tried, tuple(Violation(RULE, sentence) for sentence in found), skipped)
 
 
-def _of_judge(judge: Judge) -> list[str]:
-    if not callable(getattr(judge, "decide", None)):
-        return [f"a judge needs the method decide(event); {type(judge).__name__} has none"]
-    try:
-        one, other = copy.deepcopy(judge), copy.deepcopy(judge)
-    except Exception:
-        return []
+def _of_judge(one: Judge, other: Judge) -> list[str]:
     event, same = dict(_EVENT), dict(_EVENT)
     answers = [one.decide(event), other.decide(same)]
     if event != _EVENT or same != _EVENT:

@@ -31,6 +31,7 @@ from freescale.embedding import (
     as_compute,
     learns_ids,
 )
+from freescale.errors import DataError
 from freescale.kernels.rows import sum_gradients, unique
 from freescale.kernels.runtime import on_device
 from freescale.pipeline import TABLE, ReadyBatch, ids_of, look_up, with_indices
@@ -226,7 +227,13 @@ class EncodedItems:
     @torch.no_grad()
     def catalogue(self, items: IntArray, *, chunk: int) -> Catalogue:
         """Every item encoded once, by the rank whose share it is in."""
-        assert np.array_equal(items, self._items)
+        if not np.array_equal(items, self._items):
+            raise DataError(
+                "these are other items than those that are encoded: their numbers would name other vectors",
+                got=f"{len(items):,} items",
+                allowed=f"the {len(self._items):,} items of the source that the run was made with",
+                next_step="make one source, and give it to the run and to what evaluates it",
+            )
         own = self._work.own
         # The same number of rounds on every rank: rows of a table are fetched by all of them together.
         rounds = -(-self._work.plan.block_rows // chunk)

@@ -326,3 +326,18 @@ def test_rows_that_are_no_numbers_are_refused_without_owners():
     names = names_of_table("item", "ec.embeddings.item.weight")
     with pytest.raises(DataError, match=r"no numbers of rows(.|\n)*-5(.|\n)*--collision"):
         as_saved(names, some_rows(IDS), num_rows=16)
+
+
+def rows_of_a_part(rank):
+    embedding = ShardedEmbedding(
+        [TableSpec(name="item", num_rows=40, dim=3, optimizer=RowwiseAdagrad())],
+        group=group(),
+        replicate_below_mb=0,
+    )
+    with pytest.raises(ConfigError, match="spread over several processes") as caught:
+        rows_by_id(embedding, "item", DirectMap(40))
+    return str(caught.value)
+
+
+def test_a_part_of_a_table_is_not_taken_for_the_whole():
+    assert "20 of 40 rows here" in run_on_ranks(rows_of_a_part, 2)[0]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import pytest
 
 from freescale import Trainer
+from freescale.check import check_listeners
 from freescale.errors import ConfigError
 from tests.check import planted
 
@@ -144,3 +146,23 @@ def test_a_judge_that_cannot_be_asked_is_named(tmp_path, judge, words):
     found = sentences(trainer.check())
     assert any(re.search(words, sentence) for sentence in found), found
     assert any("a sink needs the methods write(event)" in sentence for sentence in found), found
+
+
+class Holds:
+    """Cannot be copied: it holds a lock."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def decide(self, event):
+        return None
+
+
+@pytest.mark.parametrize("sinks", [[], [object()]])
+def test_a_judge_that_cannot_be_copied_was_not_tried_and_the_report_says_so(sinks):
+    report = check_listeners(Holds(), sinks)
+    ((rule, reason),) = report.skipped
+    assert rule == "judges decide alike and change nothing"
+    assert re.fullmatch(r"Holds cannot be copied \(TypeError: .*lock.*\)", reason)
+    assert len(report.rules) == len(sinks)
+    assert "not tried, Holds cannot be copied" in str(report)

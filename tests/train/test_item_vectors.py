@@ -18,6 +18,7 @@ from freescale.embedding import SGD, HashMap
 from freescale.embedding.sharded_compute import ShardedCompute
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding
+from freescale.errors import DataError
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender
@@ -214,6 +215,8 @@ def test_evaluation_ranks_by_the_vectors_of_training():
         parts = list(catalogue.parts())
     assert torch.cat([numbers for numbers, _ in parts]).tolist() == list(range(len(catalog)))
     torch.testing.assert_close(torch.cat([part for _, part in parts]), vectors)
+    with pytest.raises(DataError, match="other items than those that are encoded"):
+        evaluator.items.catalogue(catalog[:-1], chunk=4)
     batch = make_batch()
     looked_up = catalogue.look_up(batch)
     found, placed = looked_up.rows, looked_up.batch

@@ -32,6 +32,7 @@ from freescale.embedding.sharding.table_state import TableState
 from freescale.embedding.tables.direct import DirectLookup, PlannedRows
 from freescale.embedding.tables.home import Home, merged
 from freescale.embedding.tables.lookup import Lookup, UniqueRows, as_leaf
+from freescale.errors import DataError
 from freescale.kernels.rows import RowPlan, plan_again, unique, unique_of
 from freescale.kernels.runtime import on_device
 from freescale.trace import compute
@@ -177,7 +178,11 @@ class ShardedEmbedding(TableState):
         direct: dict[str, DirectLookup] = {}
         for name, rows in asked.items():
             if isinstance(rows, UniqueRows) or not self._is_direct(name):
-                assert not isinstance(rows, PlannedRows), "rows were planned for another embedding"
+                if isinstance(rows, PlannedRows):
+                    raise DataError(
+                        f"the rows of table {name!r} were prepared by another embedding",
+                        next_step="ask the embedding that looks them up to `prepare` them",
+                    )
                 usual[name] = rows
             else:
                 direct[name] = self._read_directly(name, rows)

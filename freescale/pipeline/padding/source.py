@@ -162,7 +162,11 @@ class Template(NamedTuple):
         self._fill(self.lists, ListFiller(source.offsets, source.room), room)
         if source.longer is not None:
             self._fill(self.longer, ListFiller(*source.longer), room)
-        assert room.filled == self.num_bytes
+        if room.filled != self.num_bytes:
+            raise RuntimeError(
+                f"a batch that is replayed filled {room.filled:,} bytes of a parcel of {self.num_bytes:,}: "
+                "what follows would be read at the wrong place"
+            )
 
     @staticmethod
     def _fill(lists: Lists, filler: ListFiller, room: HostRoom) -> None:

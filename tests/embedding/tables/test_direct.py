@@ -133,3 +133,9 @@ def _both_paths(rank, num_ranks):
     assert train_plainly(eager, batches) == pytest.approx(losses, rel=1e-4)
     train_prioritized(ahead, batches, channels=channels_of(sockets=False), check=True)
     return state_bits(plain), state_bits(ahead)
+
+
+def test_rows_that_another_embedding_has_prepared_are_refused():
+    planned = fused([item()]).prepare("item", torch.arange(4))
+    with pytest.raises(DataError, match="rows of table 'item' were prepared by another embedding"):
+        make_embedding([item()])({"item": planned})

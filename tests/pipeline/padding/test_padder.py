@@ -212,6 +212,10 @@ def test_what_is_only_written_is_what_would_be_sent():
             assert here[begin:end] == there[begin:end]
             begin = -(-end // 16) * 16
         assert begin == padded.num_bytes
+    ((size, template),) = padder._templates.items()
+    padder._templates[size] = template._replace(num_bytes=template.num_bytes + 16)
+    with pytest.raises(RuntimeError, match="read at the wrong place"):
+        padder.pad(with_index, {"item": unique}, global_tokens=9)
 
 
 @pytest.mark.parametrize(("room", "written"), [(2**27, 2), (2**14, 0)])
