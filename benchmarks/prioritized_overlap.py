@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from freescale.comm import exchange_counts
 from freescale.comm.traffic.priority import Channels
 from freescale.comm.transport import Transport
 from freescale.comm.transports.kinds.local import SocketTransport
@@ -73,7 +74,7 @@ def make_lanes(link: Link | None) -> tuple[Transport, Channels]:
     made: list[Transport] = []
     for _ in range(3):
         transport: Transport = SocketTransport(dist.group.WORLD)
-        transport.exchange_counts(torch.zeros(transport.num_ranks, dtype=torch.int64))
+        exchange_counts(transport, torch.zeros(transport.num_ranks, dtype=torch.int64))
         made.append(transport if link is None else ThrottledTransport(transport, link))
     return made[0], Channels(express=made[1], bulk=made[2], ids=made[2])
 

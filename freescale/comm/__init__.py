@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         UnsizedTransport,
         agree_on_counts,
         backend_of,
+        exchange_counts,
         only_queues,
         own_group,
         sends_unsized,

@@ -46,8 +46,12 @@ class Transport(Protocol):
     def start(self, tensor: Tensor, *, send: Sequence[int], receive: Sequence[int]) -> Pending:
         """Begin to send; returns at once."""
 
+
+class CountingTransport(Transport, Protocol):
+    """A transport that has a shorter way for one number to and from every rank."""
+
     def exchange_counts(self, counts: Tensor) -> Tensor:
-        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
+        """As the function `exchange_counts`."""
 
 
 class UnsizedTransport(Transport, Protocol):
@@ -86,20 +90,29 @@ class AloneTransport:
         """Nothing travels."""
         return _Arrived(tensor)
 
-    def exchange_counts(self, counts: Tensor) -> Tensor:
-        """Nothing travels."""
-        return counts
+
+def exchange_counts(transport: Transport, counts: Tensor) -> Tensor:
+    """counts[r] of this rank becomes entry [this rank] of rank r's result, as rows that every rank sends one of."""
+    if counts_by_itself(transport):
+        return transport.exchange_counts(counts)
+    ones = [1] * transport.num_ranks
+    return transport.start(counts, send=ones, receive=ones).wait()
 
 
 def agree_on_counts(transport: Transport, counts: Tensor) -> tuple[list[int], list[int]]:
     """Rows that go to every rank and those that come from it, known to the host after one wait."""
-    send, receive = to_host(torch.stack([counts, transport.exchange_counts(counts)])).tolist()
+    send, receive = to_host(torch.stack([counts, exchange_counts(transport, counts)])).tolist()
     return send, receive
 
 
 def only_queues(transport: Transport) -> bool:
     """Whether waiting for its transfers lets the current CUDA stream wait, not the CPU; not where it does not say."""
     return bool(getattr(transport, "queued", False))
+
+
+def counts_by_itself(transport: Transport) -> TypeGuard[CountingTransport]:
+    """Whether counts go another way than rows."""
+    return callable(getattr(transport, "exchange_counts", None))
 
 
 def sends_unsized(transport: Transport) -> TypeGuard[UnsizedTransport]:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from freescale.comm import exchange_counts
 from freescale.comm.traffic.channels import open_channels
 from freescale.comm.traffic.priority import Channels
 from freescale.comm.transports.kinds.collective import CollectiveTransport
@@ -48,7 +49,7 @@ def channels_of(*, sockets: bool, staged: bool = False) -> Channels:
         return open_channels(group, kind="collective")
     express, bulk = SocketTransport(group), SocketTransport(group)
     for channel in (express, bulk):
-        channel.exchange_counts(torch.zeros(channel.num_ranks, dtype=torch.int64))
+        exchange_counts(channel, torch.zeros(channel.num_ranks, dtype=torch.int64))
     return Channels(express=express, bulk=bulk, ids=bulk)
 
 

@@ -116,11 +116,6 @@ class RingTransport:
         own = (sum(leaving[: self.rank]), sum(coming[: self.rank]), leaving[self.rank])
         return self._engine.begin(self._planner.plan(send=leaving, receive=coming), tensor, received, own=own)
 
-    def exchange_counts(self, counts: Tensor) -> Tensor:
-        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
-        ones = [1] * self.num_ranks
-        return self.start(counts, send=ones, receive=ones).wait()
-
     def _grow(self) -> None:
         """Let the slots grow to what the largest message of any rank would like to be cut into.
 

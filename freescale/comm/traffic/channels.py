@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from freescale.comm import AloneTransport, Transport
+from freescale.comm import AloneTransport, Transport, exchange_counts
 from freescale.comm.traffic.node_stages import NodeGroups, NodeStages
 from freescale.comm.traffic.priority import Channels
 from freescale.comm.transports import is_foreign, kind_for_cpu, kind_for_ids, make_transport
@@ -83,7 +83,7 @@ def open_channel(
     """One connection between the ranks of a group that nothing else uses; `why` its kind is named."""
     transport = make_transport(group, device=device, kind=kind, timeout_s=timeout_s, alone=True, why=why)
     # Connect now, in one order on all ranks; later it would be whichever thread comes first.
-    transport.exchange_counts(torch.zeros(transport.num_ranks, dtype=torch.int64, device=device))
+    exchange_counts(transport, torch.zeros(transport.num_ranks, dtype=torch.int64, device=device))
     return transport
 
 

@@ -57,10 +57,5 @@ class GlooStagedTransport:
         assert work is not None
         return _PendingStaged(work, received, sent, tensor.device)
 
-    def exchange_counts(self, counts: Tensor) -> Tensor:
-        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
-        ones = [1] * self.num_ranks
-        return self.start(counts, send=ones, receive=ones).wait()
-
     def _staging(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(*shape, dtype=dtype, pin_memory=self._pin)

@@ -132,8 +132,3 @@ class MultinodeStagedTransport:
         received.record_stream(self._coming)
         events = (down, self._coming.record_event())
         return _Pending(self._thread, received, events, (leaving, coming))
-
-    def exchange_counts(self, counts: Tensor) -> Tensor:
-        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
-        ones = [1] * self.num_ranks
-        return self.start(counts, send=ones, receive=ones).wait()

@@ -109,11 +109,6 @@ class OneSidedTransport:
         self._flying.append(puts)
         return puts
 
-    def exchange_counts(self, counts: Tensor) -> Tensor:
-        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
-        ones = [1] * self.num_ranks
-        return self.start(counts, send=ones, receive=ones).wait()
-
     def finish(self, puts: _PendingPuts) -> None:
         """Take the rows of an exchange, and of all before it, out of the window."""
         while any(flying is puts for flying in self._flying):

@@ -109,11 +109,6 @@ class PaddedTransport:
         self._users[len(sent), slot] = pending
         return pending
 
-    def exchange_counts(self, counts: Tensor) -> Tensor:
-        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
-        ones = [1] * self.num_ranks
-        return self.start(counts, send=ones, receive=ones).wait()
-
     def _agree(self, send: Sequence[int]) -> tuple[int, float]:
         """Rows of the longest message of any rank, and of the mean one."""
         facts = torch.tensor([max(send), -sum(send)])

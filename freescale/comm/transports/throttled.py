@@ -67,8 +67,3 @@ class ThrottledTransport:
         pending = self._inner.start(tensor, send=send, receive=receive)
         rows = max(sum(send) - send[self.rank], sum(receive) - receive[self.rank])
         return _Throttled(pending, self._link.take(rows * tensor.shape[1:].numel() * tensor.itemsize))
-
-    def exchange_counts(self, counts: Tensor) -> Tensor:
-        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
-        ones = [1] * self.num_ranks
-        return self.start(counts, send=ones, receive=ones).wait()

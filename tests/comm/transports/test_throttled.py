@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from freescale.comm import exchange_counts
 from freescale.comm.transport import AloneTransport
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.throttled import Link, ThrottledTransport
@@ -28,8 +29,8 @@ def timed(rank: int, megabytes: float) -> tuple[float, bool]:
     pending = [each.start(rows, send=counts, receive=counts) for each in transports]
     received = [each.wait() for each in pending]
     right = all(torch.equal(each, torch.tensor([0, 1]).repeat_interleave(num_rows)) for each in received)
-    return time.monotonic() - began, right and transports[0].exchange_counts(
-        torch.tensor([rank, 5])
+    return time.monotonic() - began, right and exchange_counts(
+        transports[0], torch.tensor([rank, 5])
     ).tolist()[0] == [0, 5][rank]
 
 

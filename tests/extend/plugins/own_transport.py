@@ -26,10 +26,6 @@ class PairsTransport:
                 works += [dist.irecv(into[rank], peer, group=self._group)] if len(into[rank]) else []
         return _Pending(works, into, out)
 
-    def exchange_counts(self, counts):
-        ones = [1] * self.num_ranks
-        return self.start(counts, send=ones, receive=ones).wait()
-
 
 class _Pending:
     def __init__(self, works, into, out):

@@ -18,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freescale.comm import exchange_counts
 from freescale.comm.transports.kinds.local import SocketTransport
 from freescale.errors import TrainingError
 from freescale.trace.bubbles import Parts, split_step
@@ -175,7 +176,7 @@ def beside_the_steps(
             with compute("work"):
                 time.sleep(0.004 + 0.004 * rank)
             with exchange("sums"):
-                transport.exchange_counts(torch.zeros(2, dtype=torch.int64))
+                exchange_counts(transport, torch.zeros(2, dtype=torch.int64))
         accounts.end_step()
         accounts.add(step, {"n": step})
     accounts.pause()

@@ -136,11 +136,6 @@ class SocketTransport:
             self._move()
         return transfer
 
-    def exchange_counts(self, counts: Tensor) -> Tensor:
-        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
-        ones = [1] * self.num_ranks
-        return self.start(counts, send=ones, receive=ones).wait()
-
     def finish(self, transfer: _SocketTransfer) -> None:
         """Move bytes until a transfer is complete."""
         if not transfer.num_left:

@@ -131,11 +131,6 @@ class TwoStageTransport:
             self._under_way.append(pending)
         return pending
 
-    def exchange_counts(self, counts: Tensor) -> Tensor:
-        """counts[r] of this rank becomes entry [this rank] of rank r's result."""
-        ones = [1] * self.num_ranks
-        return self.start(counts, send=ones, receive=ones).wait()
-
     def finish(self, pending: PendingExchange) -> None:
         """Go on until an exchange is complete."""
         with self._lock:

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from freescale.comm import exchange_counts
 from freescale.comm.rings import cpu_engine, ring_transport
 from freescale.comm.rings.ring_transport import RingTransport
 from freescale.comm.rings.rounds import EPOCHS, Rings
@@ -54,7 +55,7 @@ def same_as_collective(rank: int, num_ranks: int, rings: dict[str, int]) -> None
         counts = [[rng.choice([0, rng.randint(0, most)]) for _ in range(num_ranks)] for _ in range(num_ranks)]
         send, receive = counts[rank], [row[rank] for row in counts]
         rows = torch.randint(0, 99, (sum(send), *width)).to(dtype)
-        assert staged.exchange_counts(torch.tensor(send)).tolist() == receive
+        assert exchange_counts(staged, torch.tensor(send)).tolist() == receive
         wanted = collective.start(rows, send=send, receive=receive).wait()
         on_the_way.append((staged.start(rows, send=send, receive=receive), wanted))
         rng.shuffle(on_the_way)
@@ -207,12 +208,12 @@ def test_a_killed_rank_is_named_by_the_others_before_the_time_is_over(tmp_path, 
 
 def wait_in_vain(rank: int) -> str:
     staged = open_staged()
-    staged.exchange_counts(torch.ones(3, dtype=torch.int64))
+    exchange_counts(staged, torch.ones(3, dtype=torch.int64))
     staged._engine._timeout_s = 0.3
     text = ""
     if rank != 1:
         with pytest.raises(TimeoutError) as caught:
-            staged.exchange_counts(torch.ones(3, dtype=torch.int64))
+            exchange_counts(staged, torch.ones(3, dtype=torch.int64))
         text = str(caught.value)
     dist.barrier()
     return text
@@ -234,7 +235,7 @@ def leave_nothing(rank: int) -> list[int]:
     names = set(os.listdir("/dev/shm"))
     for _ in range(3):
         staged = open_staged()
-        staged.exchange_counts(torch.ones(2, dtype=torch.int64))
+        exchange_counts(staged, torch.ones(2, dtype=torch.int64))
         assert mapped() == 1
         assert not [name for name in set(os.listdir("/dev/shm")) - names if "freescale" in name]
         del staged

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from freescale.comm import exchange_counts
 from freescale.comm.traffic.deterministic_all_reduce import start_all_reduce
 from freescale.comm.transports.kinds.collective import CollectiveTransport
 from freescale.comm.transports.kinds.local import SocketTransport
@@ -37,7 +38,7 @@ def same_as_collective(rank: int, num_ranks: int) -> None:
         counts = [[rng.randint(0, most) for _ in range(num_ranks)] for _ in range(num_ranks)]
         send, receive = counts[rank], [row[rank] for row in counts]
         rows = torch.randint(-99, 99, (sum(send), *width)).to(dtype)
-        assert local.exchange_counts(torch.tensor(send)).tolist() == receive
+        assert exchange_counts(local, torch.tensor(send)).tolist() == receive
         wanted = collective.start(rows, send=send, receive=receive).wait()
         on_the_way.append((local.start(rows, send=send, receive=receive), wanted))
         rng.shuffle(on_the_way)
@@ -117,7 +118,7 @@ def intrude() -> list[str]:
 def exchange_under_attack(rank: int) -> list[int]:
     transport = SocketTransport(dist.group.WORLD, timeout_s=20)
     time.sleep(0.5 * rank)  # the intruder is first
-    return transport.exchange_counts(torch.tensor([10 * rank, 10 * rank + 1])).tolist()
+    return exchange_counts(transport, torch.tensor([10 * rank, 10 * rank + 1])).tolist()
 
 
 @only_root
@@ -134,7 +135,7 @@ def test_another_user_neither_takes_the_place_of_a_rank_nor_holds_one_up():
 
 def leave_early(rank: int) -> str:
     transport = SocketTransport(dist.group.WORLD)
-    transport.exchange_counts(torch.ones(2, dtype=torch.int64))
+    exchange_counts(transport, torch.ones(2, dtype=torch.int64))
     if rank == 1:
         return ""  # its sockets close with it
     with pytest.raises(ConnectionError) as caught:
@@ -148,10 +149,10 @@ def test_a_rank_that_has_gone_is_named():
 
 def wait_in_vain(rank: int) -> str:
     transport = SocketTransport(dist.group.WORLD, timeout_s=0.2)
-    transport.exchange_counts(torch.ones(2, dtype=torch.int64))
+    exchange_counts(transport, torch.ones(2, dtype=torch.int64))
     if rank == 0:
         with pytest.raises(TimeoutError) as caught:
-            transport.exchange_counts(torch.ones(2, dtype=torch.int64))
+            exchange_counts(transport, torch.ones(2, dtype=torch.int64))
     dist.barrier()
     return str(caught.value) if rank == 0 else ""
 
@@ -165,7 +166,7 @@ def forget(rank: int) -> int:
     import threading
 
     for _ in range(5):
-        SocketTransport(dist.group.WORLD).exchange_counts(torch.ones(2, dtype=torch.int64))
+        exchange_counts(SocketTransport(dist.group.WORLD), torch.ones(2, dtype=torch.int64))
     deadline = time.monotonic() + 30
     while threading.active_count() > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
