@@ -30,7 +30,8 @@ from freescale.comm.traffic import start_all_reduce
 from freescale.comm.transport import Transport
 from freescale.comm.transports.registry import make_transport
 from freescale.comm.world import launcher
-from freescale.comm.world.ranks import Ranks, join_ranks
+from freescale.comm.world.joining import join_ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.errors import FreeScaleError
 
 KINDS = ("local", "host_staged")

@@ -27,8 +27,9 @@ from typing import Any, Protocol
 import torch
 from sm_free_parts import causes, contention, hog, profiler, rate
 
+from freescale.comm.world.joining import join_ranks
 from freescale.comm.world.launcher import launch
-from freescale.comm.world.ranks import Ranks, join_ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.comm.world.shared_gpu.shares import virtual_gpus
 from freescale.errors import FreeScaleError
 

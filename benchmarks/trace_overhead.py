@@ -24,7 +24,8 @@ import torch
 import torch.distributed as dist
 
 from freescale.balance import MeasuredStep
-from freescale.comm.world.ranks import Ranks, join_ranks
+from freescale.comm.world.joining import join_ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.recipe import build_run, build_source, load_config, open_span_file
 from freescale.trace import stages
 from freescale.trace.spans import Recorder

@@ -27,7 +27,8 @@ import torch
 
 from freescale.comm.transports.registry import make_transport
 from freescale.comm.world import launcher as launcher
-from freescale.comm.world.ranks import Ranks, join_ranks
+from freescale.comm.world.joining import join_ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.comm.world.shared_gpu.shares import virtual_gpus
 from freescale.errors import FreeScaleError
 from freescale.prove.soak import Checker, Soak

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from freescale.train.growing_log import GrowingLog, WindowTimetable
     from freescale.train.item_vectors import ContentInput, EncodedItems, IdItems, ItemEncoder, TextInput
     from freescale.train.learning_rate import lr_factor
-    from freescale.train.log.events import JsonlSink, MetricSink, Progress, TensorBoardSink
+    from freescale.train.log.events import MetricSink, Progress
     from freescale.train.log.expert_load import ExpertLoad, lengths_of_split_experts
     from freescale.train.log.guest_sink import GuestSink
     from freescale.train.log.id_report import IdReport, id_reports
     from freescale.train.log.mllog import MllogSink
     from freescale.train.log.progress import TerminalSink
     from freescale.train.log.reports import write_step
+    from freescale.train.log.sinks import JsonlSink, TensorBoardSink
     from freescale.train.log.trackers import MlflowSink, WandbSink, default_place, open_tracker, replay
     from freescale.train.loop import take_steps, train
     from freescale.train.quality.baselines import popularity_quality, repeat_quality

@@ -24,8 +24,8 @@ from freescale.comm.rings.cuda_driver import CudaDriver
 from freescale.comm.rings.rounds import GPU_CUT
 from freescale.comm.transport import Transport
 from freescale.comm.transports.registry import make_transport
+from freescale.comm.world.joining import backend_for
 from freescale.comm.world.launcher import QUEUES
-from freescale.comm.world.ranks import backend_for
 from freescale.comm.world.shared_gpu.shares import virtual_gpus_here
 
 pytestmark = [

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         own_facts,
         sharing_machine,
     )
+    from freescale.comm.world.joining import join_ranks, one_rank
     from freescale.comm.world.launcher import as_rank, end_with_launcher, launch
     from freescale.comm.world.meeting import (
         Membership,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
         send_word,
     )
     from freescale.comm.world.processes import Processes, RanksEndedError, naming_the_ended, other_processes
-    from freescale.comm.world.ranks import Ranks, all_reduce, device_name, join_ranks, one_rank, pick_device
+    from freescale.comm.world.ranks import Ranks, all_reduce, device_name, pick_device
     from freescale.comm.world.shared_gpu import (
         can_share,
         check_request,

@@ -14,7 +14,8 @@ from typing import Any
 
 from freescale.errors import ConfigError, FreeScaleError
 from freescale.trace import Event, numeric_fields, step_of
-from freescale.train.log.events import MetricSink, TensorBoardSink
+from freescale.train.log.events import MetricSink
+from freescale.train.log.sinks import TensorBoardSink
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 

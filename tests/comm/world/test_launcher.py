@@ -338,7 +338,7 @@ def test_without_a_launcher_a_failure_is_printed_once(monkeypatch, capsys):
 
 def test_a_stopped_rank_ends_the_run_after_silent_s(run_with_torch):
     program = (
-        "from freescale.comm.world.ranks import join_ranks\n"
+        "from freescale.comm.world.joining import join_ranks\n"
         "with join_ranks(device='cpu', silent_s=3) as ranks:\n"
         "    ranks.barrier()\n"
         "    if rank == 1: time.sleep(1.5); os.kill(os.getpid(), signal.SIGSTOP)\n"
@@ -368,7 +368,7 @@ def test_a_rank_whose_interpreter_is_held_shows_where_it_stands(run, capfd):
 
 def test_a_rank_that_a_library_ends_shows_where_it_stood(run, capfd):
     program = (
-        "from freescale.comm.world.ranks import join_ranks\n"
+        "from freescale.comm.world.joining import join_ranks\n"
         "def gives_up(): os.abort()\n"
         "with join_ranks(device='cpu') as ranks:\n"
         "    if rank == 1: gives_up()\n"
@@ -380,7 +380,7 @@ def test_a_rank_that_a_library_ends_shows_where_it_stood(run, capfd):
 
 
 JOIN = """
-from freescale.comm.world.ranks import join_ranks
+from freescale.comm.world.joining import join_ranks
 import torch
 with join_ranks(device="cpu", timeout_s=60) as ranks:
     total = ranks.sum(torch.tensor([1, 10 ** ranks.rank])).tolist()
@@ -397,7 +397,7 @@ def test_launched_ranks_join_into_one_group(run_with_torch):
 
 def test_a_rank_killed_inside_a_collective_ends_the_others_that_wait_for_it(run_with_torch):
     program = (
-        "from freescale.comm.world.ranks import join_ranks\n"
+        "from freescale.comm.world.joining import join_ranks\n"
         "import torch\n"
         "with join_ranks(device='cpu', timeout_s=600) as ranks:\n"
         "    ranks.barrier()\n"

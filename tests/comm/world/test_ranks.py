@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 from freescale.comm.world.facts import RankFacts
+from freescale.comm.world.joining import join_ranks
 from freescale.comm.world.launcher import CPU_THREADS
 from freescale.comm.world.meeting.network import free_port
-from freescale.comm.world.ranks import Ranks, join_ranks, pick_device, refuse_shared_gpu
+from freescale.comm.world.ranks import Ranks, pick_device, refuse_shared_gpu
 from freescale.errors import FreeScaleError, TrainingError
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks
@@ -160,7 +161,7 @@ def test_the_host_of_a_gpu_has_one_thread_unless_the_user_wants_more(device, cho
     monkeypatch.delenv(CPU_THREADS, raising=False)
     if chosen:
         monkeypatch.setenv(CPU_THREADS, "1")
-    monkeypatch.setattr("freescale.comm.world.ranks.pick_device", lambda *_, **__: torch.device(device))
+    monkeypatch.setattr("freescale.comm.world.joining.pick_device", lambda *_, **__: torch.device(device))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
 
     def nobody_there(*_: object, **__: object) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from freescale.comm.world import ranks
+from freescale.comm.world import joining
 from freescale.comm.world.time_limit import within
 from freescale.comm.world.watch import Watch
 from freescale.errors import TrainingError
@@ -32,18 +32,18 @@ def test_work_in_time_raises_what_it_raises(stuck):
 
 def test_a_run_that_is_over_ends_though_a_rank_does_not_close_its_groups(stuck, monkeypatch, capfd):
     monkeypatch.setattr(dist, "destroy_process_group", stuck)
-    monkeypatch.setattr(ranks, "_CLOSE_S", 0.05, raising=False)
+    monkeypatch.setattr(joining, "_CLOSE_S", 0.05, raising=False)
     began = time.monotonic()
-    ranks._part(Watch())
+    joining._part(Watch())
     assert time.monotonic() - began < 5.0
     assert "process groups of this run were not closed" in capfd.readouterr().err
 
 
 def test_a_communicator_that_is_never_opened_is_an_error(stuck, monkeypatch):
     monkeypatch.setattr(dist, "all_reduce", stuck)
-    monkeypatch.setattr(ranks, "_TRY_S", 0.05)
-    monkeypatch.setattr(ranks, "virtual_gpus_here", lambda: 4)
+    monkeypatch.setattr(joining, "_TRY_S", 0.05)
+    monkeypatch.setattr(joining, "virtual_gpus_here", lambda: 4)
     began = time.monotonic()
     with pytest.raises(TrainingError, match="does not come to an end between 4 ranks"):
-        ranks._try_nccl(torch.device("cpu"))
+        joining._try_nccl(torch.device("cpu"))
     assert time.monotonic() - began < 5.0

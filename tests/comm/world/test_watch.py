@@ -17,7 +17,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from freescale.app.run.train_run import train_run
 from freescale.comm.world import free_port, keep_failures_in
-from freescale.comm.world.ranks import Ranks, join_ranks
+from freescale.comm.world.joining import join_ranks
+from freescale.comm.world.ranks import Ranks
 from freescale.comm.world.watch import FailureNote, Liveness, SignOfLife, first_cause, liveness
 from freescale.errors import EXIT_PEER, DataError
 from freescale.recipe import load_config

@@ -15,8 +15,9 @@ import pytest
 from rich.console import Console
 
 from freescale.errors import FreeScaleError
-from freescale.train.log.events import JsonlSink, Progress, TensorBoardSink
+from freescale.train.log.events import Progress
 from freescale.train.log.progress import TerminalSink, print_start, print_summary
+from freescale.train.log.sinks import JsonlSink, TensorBoardSink
 
 FACTS = {
     "data": {"users": 6040, "items": 1000, "length": {"p50": 40, "max": 2314}, "file": "[bold]odd[/bold]"},
@@ -159,7 +160,7 @@ def test_numbers_json_does_not_have_become_null(tmp_path: Path) -> None:
 def test_killed_process_leaves_every_written_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     code = (
-        "import os, sys; from freescale.train.log.events import JsonlSink; sink = JsonlSink(sys.argv[1])\n"
+        "import os, sys; from freescale.train.log.sinks import JsonlSink; sink = JsonlSink(sys.argv[1])\n"
         "for step in range(1, 6): sink.write({'event': 'step', 'step': step})\n"
         "os._exit(9)"
     )

@@ -12,7 +12,7 @@ from freescale.data import RepeatShare
 from freescale.errors import ConfigError
 from freescale.recipe import build_run, load_config
 from freescale.train import Progress
-from freescale.train.log.events import JsonlSink
+from freescale.train.log.sinks import JsonlSink
 from freescale.train.loop import train
 from freescale.train.quality.full_ranking import Rule
 from freescale.train.quality.protocol import EvalProtocol

@@ -14,7 +14,7 @@ import socket
 import struct
 from collections.abc import MutableMapping
 
-from freescale.comm.world.meeting.environment import Membership
+from freescale.comm.world.meeting.launchers import Membership
 
 _GLOO = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"

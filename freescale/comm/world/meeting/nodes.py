@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from freescale.comm.world.meeting.environment import DEFAULT_PORT, launched_by, slurm_node
+from freescale.comm.world.meeting.environment import DEFAULT_PORT, launched_by
+from freescale.comm.world.meeting.launchers import slurm_node
 from freescale.comm.world.meeting.network import addresses_of, is_loopback
 from freescale.errors import TrainingError
 

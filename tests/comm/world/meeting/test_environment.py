@@ -7,16 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from freescale.comm.world.meeting import environment as module
-from freescale.comm.world.meeting.environment import (
-    DEFAULT_PORT,
-    Membership,
-    first_host,
-    own_membership,
-    publish_membership,
-    slurm_node,
-    tasks_per_node,
-)
+from freescale.comm.world.meeting import launchers as module
+from freescale.comm.world.meeting.environment import DEFAULT_PORT, own_membership, publish_membership
+from freescale.comm.world.meeting.launchers import Membership, first_host, slurm_node, tasks_per_node
 from freescale.errors import TrainingError
 
 TORCHRUN = {

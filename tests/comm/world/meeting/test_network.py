@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from freescale.comm.world.meeting import network
-from freescale.comm.world.meeting.environment import Membership
+from freescale.comm.world.meeting.launchers import Membership
 from freescale.comm.world.meeting.network import choose_interface
 
 REPOSITORY = Path(__file__).parents[4]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from freescale.comm.world import ranks
-from freescale.comm.world.ranks import backend_for
+from freescale.comm.world import joining
+from freescale.comm.world.joining import backend_for
 from freescale.comm.world.shared_gpu import nccl
 from freescale.errors import TrainingError
 
@@ -83,16 +83,16 @@ def test_more_than_two_ranks_of_a_gpu_have_nccl_when_asked(monkeypatch):
     monkeypatch.setattr(nccl, "loaded_nccl", lambda: (2, 31, 2))
     monkeypatch.setenv("FREESCALE_VIRTUAL_GPUS", "8")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somewhere")
-    told = ranks._kept_from_nccl(torch.device("cuda"))
+    told = joining._kept_from_nccl(torch.device("cuda"))
     assert told is not None
     assert "8 ranks of one GPU may hang" in told
     assert "FREESCALE_SHARED_NCCL=1" in told
     monkeypatch.setenv("FREESCALE_SHARED_NCCL", "1")
     assert backend_for(torch.device("cuda")) == "cpu:gloo,cuda:nccl"
-    assert ranks._kept_from_nccl(torch.device("cuda")) is None
+    assert joining._kept_from_nccl(torch.device("cuda")) is None
     monkeypatch.setenv("FREESCALE_SHARED_NCCL", "0")  # the user's own wish needs no word
     assert backend_for(torch.device("cuda")) == "gloo"
-    assert ranks._kept_from_nccl(torch.device("cuda")) is None
+    assert joining._kept_from_nccl(torch.device("cuda")) is None
 
 
 def test_a_preloaded_library_is_the_one_that_answers(tmp_path: Path):
