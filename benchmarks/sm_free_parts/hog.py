@@ -12,7 +12,7 @@ import torch
 
 from freescale.comm.transport import Transport
 from freescale.comm.world.ranks import Ranks
-from freescale.prove.stamped_rows import exchange, open_all, rows_of, settle, wanted_at, warm_up
+from freescale.prove.stamped_rows import exchange, open_all, rows_of, synchronize_all, wanted_at, warm_up
 
 CONTROLS = ("a tiny kernel", "a copy kernel of 8 blocks", "symmetric-memory barrier")
 """What must not finish while every SM is held."""
@@ -54,13 +54,13 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     for act in (*tries.values(), *tries.values()):
         with torch.cuda.stream(stream):
             act()
-        settle(ranks)
+        synchronize_all(ranks)
     hog = Hog(ranks.device)
     holds = ranks.is_first
     results: dict[str, Any] = {}
     for name, act in tries.items():
         landing.zero_()
-        settle(ranks)
+        synchronize_all(ranks)
         if holds:
             hog.hold()
         ranks.barrier()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from freescale.comm.world.ranks import Ranks
-from freescale.prove.stamped_rows import exchange, open_all, rows_of, settle, warm_up
+from freescale.prove.stamped_rows import exchange, open_all, rows_of, synchronize_all, warm_up
 
 WAITS = ("Event", "Sync")
 
@@ -23,12 +23,12 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     for name, transport in found.items():
         warm_up(transport, ranks, 1 << 20)
-        settle(ranks)
+        synchronize_all(ranks)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as record:
             for _ in range(5):
                 exchange(transport, rows, counts)
             torch.cuda.synchronize()
-        settle(ranks)
+        synchronize_all(ranks)
         names = [event.name for event in record.events() if event.device_type == DeviceType.CUDA]
         copies = [one for one in names if one.startswith(("Memcpy", "Memset"))]
         # The profiler may also tell of waits ("Stream Wait Event", "Context Sync"): nothing runs for them.

@@ -12,7 +12,7 @@ import torch
 from freescale.comm.transport import Transport
 from freescale.comm.world.ranks import Ranks
 from freescale.prove.beside import Times, exchanges, pinned_copies
-from freescale.prove.stamped_rows import exchange, open_all, rows_of, settle, warm_up
+from freescale.prove.stamped_rows import exchange, open_all, rows_of, synchronize_all, warm_up
 
 
 def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def microseconds(
     taken: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(turns):
         for name, transport in found.items():
-            settle(ranks)
+            synchronize_all(ranks)
             began = time.perf_counter()
             exchange(transport, rows, counts)
             if ranks.device.type == "cuda":
@@ -68,10 +68,10 @@ def microseconds(
 def rate(ranks: Ranks, comm: Times, num_bytes: int) -> float:
     """GB/s of all ranks together, each of which moves so many bytes a time."""
     times = max(12, min(400, (512 << 20) // max(1, num_bytes)))
-    settle(ranks)
+    synchronize_all(ranks)
     began = time.perf_counter()
     comm(times)
-    settle(ranks)
+    synchronize_all(ranks)
     return ranks.num_ranks * num_bytes * times / (time.perf_counter() - began) / 1e9
 
 

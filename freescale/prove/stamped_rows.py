@@ -57,7 +57,7 @@ def warm_up(transport: Transport, ranks: Ranks, num_bytes: int, *, times: int = 
             raise SystemExit(f"FAILED: {transport.name} delivers wrong rows")
 
 
-def settle(ranks: Ranks) -> None:
+def synchronize_all(ranks: Ranks) -> None:
     """The device is idle and every rank is here."""
     if ranks.device.type == "cuda":
         torch.cuda.synchronize()

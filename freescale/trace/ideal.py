@@ -42,7 +42,7 @@ class IdealClocks:
     clocks.hear(spans)
     ended = clocks.due(until)            # waits whose exchanges are to be compared now
     paths = clocks.paths(came)           # what leads to each of them, to be maximised over the ranks
-    clocks.settle(ideal)                 # x of each of them
+    clocks.set_ideal(ideal)              # x of each of them
     clocks.missing(wait, ideal)          # when that wait was for another rank
     """
 
@@ -115,10 +115,10 @@ class IdealClocks:
                 lane.put(span.end, {**before, serial: left_early})
         return found
 
-    def settle(self, ideal: Mapping[int, float]) -> None:
+    def set_ideal(self, ideal: Mapping[int, float]) -> None:
         """The exchanges that were due have their ideal times: from here on, so have the lanes."""
         for lane in self._lanes.values():
-            lane.settle(ideal)
+            lane.set_ideal(ideal)
         waits = list(self._waits)
         for span in self._due:
             if span.lane != MAIN and _ends_exchange(span) and span.arrival is not None:
@@ -138,7 +138,7 @@ class IdealClocks:
         """When a wait was for another rank: as long as without transfers, and at its beginning.
 
         Args:
-            wait: at an exchange that is settled, or of the main thread for another one.
+            wait: at an exchange that has its ideal time, or of the main thread for another one.
             ideal: x of that exchange; None where there is none.
         """
         if wait.lane not in self._lanes:
@@ -198,7 +198,7 @@ class _Lane:
         return {start: seconds + ran for start, seconds in self._paths_at(moment).items()}
 
     def time(self, moment: float) -> float:
-        """Its ideal time, of a moment that is settled."""
+        """Its ideal time, of a moment before which all exchanges have theirs."""
         return self._paths_at(moment)[None] + self._ran(moment)
 
     def put(self, moment: float, paths: Paths) -> None:
@@ -216,7 +216,7 @@ class _Lane:
         place = bisect_right(self._work_ends, start)
         return place < len(self._work) and self._work[place][0] < end
 
-    def settle(self, ideal: Mapping[int, float]) -> None:
+    def set_ideal(self, ideal: Mapping[int, float]) -> None:
         """Paths become ideal times."""
         for place, paths in enumerate(self._paths):
             if len(paths) > 1 or None not in paths:

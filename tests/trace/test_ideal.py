@@ -108,7 +108,7 @@ def compared(worlds: list[list[Span]], untils: list[list[float]]) -> dict[tuple[
                     longest[key][start] = max(seconds, longest[key].get(start, 0.0))
         ideal = ideal_times(longest, sorted(longest))
         for rank, clock in enumerate(clocks):
-            clock.settle(ideal)
+            clock.set_ideal(ideal)
             for wait in waits[rank]:
                 intervals = clock.missing(wait, ideal[wait.arrival.serial])
                 found[rank, wait.arrival.serial] = sum(high - low for low, high in intervals)
@@ -216,7 +216,7 @@ def test_a_wait_for_the_other_thread_is_for_a_rank_as_far_as_that_thread_would_w
         one.due(FOREVER)
     paths = [one.paths({0: 106}) for one in (clock, other)]
     x = max(one[0][None] for one in paths)
-    clock.settle({0: x})
+    clock.set_ideal({0: x})
     ((begin, end),) = clock.missing(wait, None)
     assert (begin, end) == (104, pytest.approx(106, abs=1e-6))
 

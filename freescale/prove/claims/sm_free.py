@@ -21,7 +21,7 @@ from freescale.prove.claim import (
 )
 from freescale.prove.each_transport import every_transport, needs_gpus, open_transport
 from freescale.prove.hog import Hog
-from freescale.prove.stamped_rows import exchange, rows_of, settle, wanted_at, warm_up
+from freescale.prove.stamped_rows import exchange, rows_of, synchronize_all, wanted_at, warm_up
 from freescale.registry import register
 
 WAIT_S = 1.0
@@ -60,13 +60,13 @@ class SmFree:
         for act in (*tries.values(), *tries.values()):  # every kernel is loaded before one spins
             with torch.cuda.stream(stream):
                 act()
-            settle(ranks)
+            synchronize_all(ranks)
         holds = holds_its_gpu(ranks)
         hog = Hog(ranks.device) if holds else None
         found: Evidence = {"says_sm_free": transport.sm_free, "engine": transport.engine, "holds": holds}
         for name, act in tries.items():
             landing.zero_()
-            settle(ranks)
+            synchronize_all(ranks)
             if hog is not None:
                 hog.hold()
             ranks.barrier()

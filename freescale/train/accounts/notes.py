@@ -110,12 +110,12 @@ class Notes:
         came, (behind, stalled) = yield from table.maxima(mine, extra=(-done, float(len(stalls))))
         last = {arrivals[key].serial: at - self.offset for key, at in came.items()}
         paths = self._clocks.paths(last, offset=self.offset)
-        ideal = yield from table.settled(
+        ideal = yield from table.agreed(
             {key: paths[arrival.serial] for key, arrival in arrivals.items()}, arrivals
         )
         if stalled:
             yield from self._hear_of_stalls(stalls)
-        self._clocks.settle(ideal)
+        self._clocks.set_ideal(ideal)
         self._known = {serial: _Last(at, ideal[serial]) for serial, at in last.items()}
         spans[:] = [piece for span in spans for piece in self._awake(self._recalled(span, until))]
         self._forget_stalls_before(min((span.start for span in spans), default=0.0))
@@ -195,9 +195,7 @@ class _Table:
         everybody = yield Ask("everybody", {key: mine[key] for key in self._keys})
         return {key: max(other[key] for other in everybody if key in other) for key in self._keys}, further
 
-    def settled(
-        self, mine: Mapping[Key, Paths], arrivals: Mapping[Key, Arrival]
-    ) -> Answers[dict[int, float]]:
+    def agreed(self, mine: Mapping[Key, Paths], arrivals: Mapping[Key, Arrival]) -> Answers[dict[int, float]]:
         """Arrival -> the ideal time of its exchange, from what leads to each on any rank."""
         key_of: dict[int | None, Key | None] = {None: None}
         key_of.update((arrival.serial, key) for key, arrival in arrivals.items())
