@@ -16,7 +16,7 @@ import pytest
 from freescale.comm.world import launcher as launch_module
 from freescale.comm.world.launcher import launch
 from freescale.comm.world.watch import report_failure
-from freescale.errors import DataError, Preempted, TrainingError
+from freescale.errors import EXIT_UNEXPECTED, DataError, Preempted, TrainingError
 from freescale.trace.stages import stage
 
 pytestmark = pytest.mark.timed
@@ -406,3 +406,15 @@ def test_a_rank_killed_inside_a_collective_ends_the_others_that_wait_for_it(run_
     )
     message = assert_fails_fast(run_with_torch, program, 2, within=300)
     assert "rank 1 was killed by SIGKILL" in message
+
+
+def test_what_nobody_foresaw_on_the_first_rank_is_told_as_that_of_the_first_rank(run_with_torch):
+    program = (
+        "from freescale.comm.world import from_first, join_ranks\n"
+        "def decide(): time.sleep(0.3); raise KeyError('loss')\n"
+        "with join_ranks(device='cpu') as ranks: from_first(decide, ranks=ranks, what='ask the judge')\n"
+    )
+    with pytest.raises(TrainingError) as caught:
+        run_with_torch(program, 2)
+    assert str(caught.value) == "rank 0 failed in stage 'start': KeyError: 'loss'"
+    assert caught.value.exit_code == EXIT_UNEXPECTED
