@@ -40,8 +40,9 @@ from freescale.app.run.opened_run import open_run, write_run_export
 from freescale.app.serving.publishing import Published, publish_run
 from freescale.comm.world import one_rank
 from freescale.data import append_log
+from freescale.exports import load_version, read_version
 from freescale.recipe import build_run, build_source, load_config
-from freescale.train import Progress, load_run, load_version, read_meta, read_version, saved_in, train
+from freescale.train import Progress, load_run, read_meta, saved_in, train
 
 HOUR = 3_600
 EVERY, A_DAY, NEW = 6 * HOUR, 4, 4

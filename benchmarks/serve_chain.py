@@ -28,8 +28,9 @@ import numpy as np
 
 from freescale.app.run.opened_run import open_run, write_run_export
 from freescale.data import append_log
+from freescale.exports import Publisher, exported_version, read_version
 from freescale.recipe import load_config
-from freescale.train import Publisher, exported_version, read_meta, read_version, saved_in
+from freescale.train import read_meta, saved_in
 
 
 def first_version(folder: Path, num_items: int) -> Any:

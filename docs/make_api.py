@@ -98,7 +98,7 @@ PAGES = {
         "An export answers without the training around it: [exports](../checkpoints.md).",
         (
             "freescale.load_export",
-            "freescale.train.exports.exported_model.ExportedModel",
+            "freescale.exports.exported_model.ExportedModel",
             "freescale.TokenCache",
             "freescale.model.Compressor",
         ),

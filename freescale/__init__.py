@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from freescale.balance import BalancedSampler
     from freescale.data import SequenceBatch
     from freescale.embedding import ShardedEmbedding, TableSpec, ZeroCollisionMap
+    from freescale.exports import load_export
     from freescale.model import Dropout, TokenCache, dropout_keys
     from freescale.pipeline import PrioritizedPipeline
     from freescale.registry import register
-    from freescale.train import load_export
 else:
     __getattr__, __dir__ = open_door(__name__)

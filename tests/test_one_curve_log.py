@@ -12,9 +12,10 @@ import pytest
 from freescale.app.run.opened_run import evaluate_run, export_run
 from freescale.app.serving.publishing import publish_run
 from freescale.errors import ConfigError, DataError, Preempted
+from freescale.exports import load_version
+from freescale.exports.export import load_export
 from freescale.recipe import load_config
-from freescale.train import load_version, saved_in
-from freescale.train.exports.export import load_export
+from freescale.train import saved_in
 from freescale.train.loop import train
 from tests.effort import slow
 from tests.grown_log import DAY, ON_A_LOG, grow

@@ -12,8 +12,9 @@ import pytest
 from freescale.app.run.opened_run import open_run, write_run_export
 from freescale.app.serving.publishing import publish_run
 from freescale.data import append_log
+from freescale.exports import ChainModel, load_export, load_version, read_version
 from freescale.recipe import load_config
-from freescale.train import ChainModel, load_export, load_run, load_version, read_meta, read_version, saved_in
+from freescale.train import load_run, read_meta, saved_in
 from freescale.train.loop import train
 from tests.effort import slow
 from tests.grown_log import MAX_LENGTH, ON_A_LOG, events_of_day

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from freescale.comm.world import Ranks
     from freescale.data import BatchFeatures
     from freescale.embedding import IdMap, ShardedCompute, ShardedEmbedding
+    from freescale.exports import ExportFeatures
     from freescale.model import ContextTokens, FeatureJoin, FeatureTokens, ItemTowers, Recommender
     from freescale.recipe.building.run_tables import RunTables
     from freescale.recipe.config import Config
     from freescale.recipe.embedding import EmbeddingSection
-    from freescale.train import ExportFeatures, FeaturedItems
+    from freescale.train import FeaturedItems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +109,8 @@ def export_features(
     id_maps: Mapping[str, IdMap],
 ) -> ExportFeatures | None:
     """What an export keeps of features; None where requests say nothing but items and times."""
+    from freescale.exports import ExportFeatures
     from freescale.recipe.features import token_features
-    from freescale.train import ExportFeatures
 
     wanted = [] if features is None else token_features(config, features.schema)
     if features is None or not (wanted or config.tokens.join == "towers"):

@@ -1,4 +1,4 @@
-"""One run: loop, step, evaluation, checkpoints, export, progress."""
+"""One run: loop, step, evaluation, checkpoints, progress."""
 
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from freescale.train.compute.recorder import Recorder
     from freescale.train.compute.step import TrainStep
     from freescale.train.compute.update_if_due import update_only
-    from freescale.train.exports.chain import ASIDE, Publisher, is_chain, load_version, read_current
-    from freescale.train.exports.chain_model import ChainModel
-    from freescale.train.exports.export import RestOfItems, exported_version, load_export, write_export
-    from freescale.train.exports.exported_model import ExportedModel
-    from freescale.train.exports.served_features import ExportFeatures, request_needs
-    from freescale.train.exports.version import Version, read_version
     from freescale.train.extension import StepExtension
     from freescale.train.featured_items import FeaturedItems
     from freescale.train.growing_log import GrowingLog, WindowTimetable

@@ -19,11 +19,11 @@ from freescale.embedding import SGD, DirectMap
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, ConfigError
+from freescale.exports.export import load_export, write_export
 from freescale.kernels import SequenceLayout
 from freescale.model.head import check_columns, make_head
 from freescale.model.quality.metrics import FULL_RANKING, NEVER
 from freescale.model.recommender import Recommender, make_encoder
-from freescale.train.exports.export import load_export, write_export
 from freescale.train.item_vectors import IdItems
 from freescale.train.quality.evaluate import Evaluator
 from tests.list_source import ListSource

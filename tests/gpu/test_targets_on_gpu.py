@@ -11,11 +11,11 @@ from freescale.model.serving.history_cache import HistoryCache, HistoryCaches, c
 from freescale.model.serving.history_store import HistoryStore
 from freescale.model.views.cached_view import CachedView
 from freescale.model.views.request_view import target_states
+from tests.exports.test_scores import HISTORY, SHOWN, TIMES, export, numbers
 from tests.kernels.attention.test_targets import MASKS, make_leaves, make_mask
 from tests.kernels.attention.test_targets import attend as attend_cpu
 from tests.model.serving.test_history_cache import part_of
 from tests.model.views.test_request_view import make, requests_of
-from tests.train.exports.test_scores import HISTORY, SHOWN, TIMES, export, numbers
 
 pytestmark = [
     pytest.mark.gpu,

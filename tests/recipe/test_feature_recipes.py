@@ -9,8 +9,8 @@ import pytest
 from freescale import load_export
 from freescale.app.run.run_summary import features_in_words
 from freescale.errors import ConfigError, DataError, FreeScaleError
+from freescale.exports.export import write_export
 from freescale.recipe import build_features, build_run, encoder_shape, load_config
-from freescale.train.exports.export import write_export
 from freescale.train.log.events import Progress
 from tests.feature_source import DictSource
 from tests.item_files import write_made_up_content, write_made_up_texts

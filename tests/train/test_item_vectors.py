@@ -19,11 +19,11 @@ from freescale.embedding.sharded_compute import ShardedCompute
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import DataError
+from freescale.exports.export import load_export, write_export
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender
 from freescale.pipeline import ReadyBatch, ids_of, look_up
-from freescale.train.exports.export import load_export, write_export
 from freescale.train.item_vectors import EncodedItems, IdItems
 from freescale.train.quality.evaluate import Evaluator
 from tests.list_source import ListSource

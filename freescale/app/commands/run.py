@@ -202,7 +202,7 @@ def export(
     import json
 
     from freescale.app.run.opened_run import export_run
-    from freescale.train import request_needs
+    from freescale.exports import request_needs
 
     path = export_run(run_dir, out_dir)
     for file in sorted(path.iterdir()):

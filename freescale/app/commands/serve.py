@@ -93,7 +93,7 @@ def serve(
     """
     load_plugins(plugin)
     from freescale.app.serving.server import ChainServer
-    from freescale.train import ChainModel, is_chain
+    from freescale.exports import ChainModel, is_chain
 
     if not is_chain(chain):
         is_export = (chain / "manifest.json").exists()

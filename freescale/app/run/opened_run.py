@@ -12,6 +12,7 @@ from freescale.comm.world import one_rank
 from freescale.data import IntArray, is_dataset, names_of_items
 from freescale.embedding import learns_ids
 from freescale.errors import CheckpointError, ConfigError
+from freescale.exports import RestOfItems, write_export
 from freescale.model import compresses, retrieves
 from freescale.pipeline import TABLE
 from freescale.recipe import (
@@ -24,18 +25,7 @@ from freescale.recipe import (
     read_recipe,
 )
 from freescale.trace import decode
-from freescale.train import (
-    Progress,
-    RestOfItems,
-    Run,
-    best_in,
-    default_place,
-    load_run,
-    open_tracker,
-    read_meta,
-    replay,
-    write_export,
-)
+from freescale.train import Progress, Run, best_in, default_place, load_run, open_tracker, read_meta, replay
 
 _TRIES = 5
 

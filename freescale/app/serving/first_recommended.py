@@ -13,9 +13,9 @@ import numpy as np
 
 from freescale.data import IntArray, LogSource
 from freescale.errors import DataError
+from freescale.exports import ExportedModel
 from freescale.jagged import find_sorted
 from freescale.model import retrieves
-from freescale.train import ExportedModel
 
 USERS, LIST = 64, 10
 """Users that are asked, and the length of the list that each gets."""

@@ -17,19 +17,10 @@ from typing import Any
 from freescale.app.run.opened_run import open_run, write_run_export
 from freescale.app.serving.first_recommended import FirstRecommended
 from freescale.errors import CheckpointError
+from freescale.exports import ASIDE, Publisher, exported_version, read_version
 from freescale.recipe import Config
 from freescale.trace import PUBLISHED_FILE, note_published, read_published
-from freescale.train import (
-    ASIDE,
-    Publisher,
-    Run,
-    exported_version,
-    load_run,
-    read_meta,
-    read_version,
-    saved_in,
-    step_of,
-)
+from freescale.train import Run, load_run, read_meta, saved_in, step_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from freescale.errors import ConfigError, FreeScaleError
-from freescale.train import ChainModel
+from freescale.exports import ChainModel
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 _MOST_BYTES = 1 << 20

@@ -22,20 +22,11 @@ from freescale.app.serving.publishing import Published, compact_chain, publish_r
 from freescale.app.serving.server import ChainServer
 from freescale.data import LogSource, load_log
 from freescale.errors import CheckpointError, ConfigError
+from freescale.exports import ChainModel, exported_version, load_export, read_version
+from freescale.exports.chain import load_version
 from freescale.recipe import load_config
 from freescale.trace import read_published
-from freescale.train import (
-    ChainModel,
-    NextWindowEvaluation,
-    Rule,
-    exported_version,
-    load_export,
-    load_run,
-    read_meta,
-    read_version,
-    saved_in,
-)
-from freescale.train.exports.chain import load_version
+from freescale.train import NextWindowEvaluation, Rule, load_run, read_meta, saved_in
 from freescale.train.loop import train
 from tests.grown_log import ON_A_LOG, events_of_day, grow
 from tests.small_run import SMALL, make_run

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from freescale.embedding import SGD, DirectMap, EmbeddingTable, HashMap, NumberedMap, SpreadMap
 from freescale.embedding.ids.spread_hot import even_places
 from freescale.errors import ConfigError
+from freescale.exports.served_tables import kept_rows
 from freescale.pipeline.traffic import busiest_owner
 from freescale.recipe import load_config
-from freescale.train.exports.served_tables import kept_rows
 from tests.ranks import run_on_ranks
 from tests.small_run import train_small
 

@@ -11,8 +11,9 @@ import torch
 
 from freescale import load_export
 from freescale.app.run.opened_run import export_run
+from freescale.exports import Publisher, read_version
 from freescale.recipe import build_run, build_source, load_config
-from freescale.train import Progress, Publisher, read_version, train
+from freescale.train import Progress, train
 from tests.small_run import SMALL, Recorder, these_ranks
 
 USERS = 1000

@@ -14,9 +14,9 @@ from freescale.app.run.opened_run import export_run, open_run
 from freescale.data import prepare
 from freescale.data.schema.reading import checked_schema
 from freescale.errors import DataError
+from freescale.exports.export import load_export
 from freescale.model import target_index
-from freescale.train.exports.export import load_export
-from tests.train.exports.test_served_features import trained
+from tests.exports.test_served_features import trained
 
 SCHEMA: dict[str, Any] = {
     "shelf": {"of": "request", "is": "id", "rows": 8},

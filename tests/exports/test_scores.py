@@ -9,10 +9,10 @@ import torch
 
 from freescale.embedding import DirectMap
 from freescale.errors import DataError
+from freescale.exports.export import load_export, write_export
 from freescale.model import Recommender, make_encoder, make_head
-from freescale.train.exports.export import load_export, write_export
 from freescale.train.item_vectors import IdItems
-from tests.train.exports.test_export import CATALOG, DIM, make_parts
+from tests.exports.test_export import CATALOG, DIM, make_parts
 
 TASKS = ("click = action > 0", "watched = number seconds log where click")
 HISTORY, TIMES = [3, 90, 14, 3, 25], [10, 500, 700, 9000, 9100]

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from freescale.data import IntArray
 from freescale.errors import DataError
-from freescale.jagged import find_sorted
-from freescale.train.exports.served_features import ITEM_COLUMN, table_file
-from freescale.train.exports.table_rows import (
+from freescale.exports.served_features import ITEM_COLUMN, table_file
+from freescale.exports.table_rows import (
     TableDelta,
     TableRows,
     merged,
@@ -33,6 +32,7 @@ from freescale.train.exports.table_rows import (
     unchanged,
     write_table,
 )
+from freescale.jagged import find_sorted
 
 _BLOCK = 1 << 24
 SHARED_TABLE = "item"

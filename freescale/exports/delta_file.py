@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from freescale.errors import CheckpointError
-from freescale.train.exports.row_rounding import Rounded
-from freescale.train.exports.table_rows import TableDelta
-from freescale.train.exports.version import Delta
+from freescale.exports.row_rounding import Rounded
+from freescale.exports.table_rows import TableDelta
+from freescale.exports.version import Delta
 
 FORMAT = "freescale-chain"
 VERSION = 1

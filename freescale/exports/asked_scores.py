@@ -12,11 +12,11 @@ from torch import Tensor
 
 from freescale.data import Feature, FeatureRequest, IntArray, ItemId, PoolIndex, PoolRule
 from freescale.errors import DataError
+from freescale.exports.recommendations import whole_seconds
 from freescale.model import HistoryCache
-from freescale.train.exports.recommendations import whole_seconds
 
 if TYPE_CHECKING:
-    from freescale.train.exports.exported_model import ExportedModel
+    from freescale.exports.exported_model import ExportedModel
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 

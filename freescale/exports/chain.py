@@ -22,9 +22,9 @@ import numpy as np
 
 from freescale.data import sync_folder, sync_tree, write_durably
 from freescale.errors import CheckpointError, DataError
-from freescale.train.exports.delta_file import FORMAT, VERSION, damaged_chain, read_delta, write_delta
-from freescale.train.exports.row_rounding import Rounded, rounded
-from freescale.train.exports.version import Version, applied, difference, read_version, write_version
+from freescale.exports.delta_file import FORMAT, VERSION, damaged_chain, read_delta, write_delta
+from freescale.exports.row_rounding import Rounded, rounded
+from freescale.exports.version import Version, applied, difference, read_version, write_version
 
 CURRENT = "current.json"
 _WORK = ".publishing"

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from freescale.data import SequenceBatch
 from freescale.errors import DataError
-from freescale.kernels import SequenceLayout
-from freescale.model import HistoryCache, TasksHead, candidate_states, extend_caches, target_index
-from freescale.train.exports.asked_scores import (
+from freescale.exports.asked_scores import (
     Asked,
     check_length,
     kept_events,
@@ -21,9 +19,11 @@ from freescale.train.exports.asked_scores import (
     said_of,
     tokens_of,
 )
+from freescale.kernels import SequenceLayout
+from freescale.model import HistoryCache, TasksHead, candidate_states, extend_caches, target_index
 
 if TYPE_CHECKING:
-    from freescale.train.exports.exported_model import ExportedModel
+    from freescale.exports.exported_model import ExportedModel
 
 Scores = list[dict[str, float] | None]
 _TOKENS = 1 << 17

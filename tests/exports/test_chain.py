@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from freescale.embedding.ids.eviction import make_eviction
 from freescale.embedding.ids.zero_collision import ZeroCollisionMap
 from freescale.errors import CheckpointError, DataError
-from freescale.train.exports.chain import Publisher, load_version, read_current
-from freescale.train.exports.table_rows import TableRows
-from freescale.train.exports.version import Version, applied, difference, read_version, write_version
+from freescale.exports.chain import Publisher, load_version, read_current
+from freescale.exports.table_rows import TableRows
+from freescale.exports.version import Version, applied, difference, read_version, write_version
 from tests.effort import examples, slow
 from tests.killed import dies
 

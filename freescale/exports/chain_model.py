@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from freescale.errors import CheckpointError
+from freescale.exports.chain import Current, follow, load_version, read_current
+from freescale.exports.export import exported_version
+from freescale.exports.exported_model import ExportedModel
+from freescale.exports.version import Version
 from freescale.model import retrieves
-from freescale.train.exports.chain import Current, follow, load_version, read_current
-from freescale.train.exports.export import exported_version
-from freescale.train.exports.exported_model import ExportedModel
-from freescale.train.exports.version import Version
 
 
 class Served(NamedTuple):

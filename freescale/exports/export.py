@@ -19,6 +19,11 @@ from freescale import registry
 from freescale.data import IntArray, ItemNames
 from freescale.embedding import EmbeddingTable, IdMap, as_compute
 from freescale.errors import CheckpointError, ConfigError, DataError
+from freescale.exports.asked_scores import check_pools
+from freescale.exports.exported_model import ExportedModel
+from freescale.exports.served_features import ExportFeatures, ServedFeatures, make_tokens, table_file
+from freescale.exports.served_tables import ServedTable, SharedRows, shared_rows, write_table
+from freescale.exports.version import SHARED_TABLE, SHARING, Version
 from freescale.model import (
     Recommender,
     export_facts,
@@ -27,16 +32,11 @@ from freescale.model import (
     retrieves,
     scores_candidates,
 )
-from freescale.train.exports.asked_scores import check_pools
-from freescale.train.exports.exported_model import ExportedModel
-from freescale.train.exports.served_features import ExportFeatures, ServedFeatures, make_tokens, table_file
-from freescale.train.exports.served_tables import ServedTable, SharedRows, shared_rows, write_table
-from freescale.train.exports.version import SHARED_TABLE, SHARING, Version
-from freescale.train.item_vectors import ItemEncoder
+from freescale.train import ItemEncoder
 from freescale.version import __version__
 
 if TYPE_CHECKING:
-    from freescale.train.exports.chain_model import ChainModel
+    from freescale.exports.chain_model import ChainModel
 
 _FORMAT = "freescale-export"
 _VERSION = 2  # 1 knew one head and kept its "normalize" alone
@@ -205,10 +205,10 @@ def load_export(
     """
     for module in plugins:
         registry.load_plugin(module)
-    from freescale.train.exports.chain import is_chain
+    from freescale.exports.chain import is_chain
 
     if is_chain(path):
-        from freescale.train.exports.chain_model import ChainModel
+        from freescale.exports.chain_model import ChainModel
 
         if encoder is not None or head is not None:
             raise CheckpointError(

@@ -11,13 +11,13 @@ import torch
 
 from freescale.app.run.opened_run import export_run, open_run
 from freescale.errors import DataError
+from freescale.exports.export import load_export
 from freescale.kernels import SequenceLayout
 from freescale.model import target_index
-from freescale.train.exports.export import load_export
 from tests.effort import slow
+from tests.exports.test_scores import export
+from tests.exports.test_served_features import trained
 from tests.test_one_curve_mlperf import TINY
-from tests.train.exports.test_scores import export
-from tests.train.exports.test_served_features import trained
 
 HOURS = [str(hour) for hour in range(24)]
 NAMES = {0: [], 1: ["listened"], 2: ["liked"], 4: ["skipped"]}

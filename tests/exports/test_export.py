@@ -16,13 +16,13 @@ from freescale.embedding import SGD, DirectMap, HashMap
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, DataError
+from freescale.exports.export import load_export, write_export
+from freescale.exports.recommendations import best
 from freescale.kernels import SequenceLayout
 from freescale.model.compression.token_cache import TokenCache
 from freescale.model.heads import RetrievalHead
 from freescale.model.parts.moe import moe_layers
 from freescale.model.recommender import Recommender, make_encoder
-from freescale.train.exports.export import load_export, write_export
-from freescale.train.exports.recommendations import best
 from freescale.train.item_vectors import IdItems
 from tests.list_source import ListSource
 
@@ -212,7 +212,7 @@ def test_the_folder_holds_weights_items_and_a_manifest_and_no_pickle(tmp_path):
 def test_large_catalogues_are_written_in_chunks(tmp_path, monkeypatch):
     parts = make_parts()
     whole = load_export(export(tmp_path / "whole", parts))
-    monkeypatch.setattr("freescale.train.exports.export._CHUNK_ITEMS", 3)
+    monkeypatch.setattr("freescale.exports.export._CHUNK_ITEMS", 3)
     chunked = load_export(export(tmp_path / "chunked", parts))
     assert torch.equal(chunked.vectors, whole.vectors)
     assert chunked.items.tolist() == CATALOG.tolist()
@@ -385,7 +385,7 @@ def test_many_users_get_what_each_gets_alone_whatever_is_given_for_them(tmp_path
     histories = [HISTORY, [91], [3, 14, 7], [500, 92, 777]]
     times = [[100 * n for n in range(len(history))] for history in histories]
     for budget in (1 << 16, 5):
-        monkeypatch.setattr("freescale.train.exports.recommendations._TOKENS", budget)
+        monkeypatch.setattr("freescale.exports.recommendations._TOKENS", budget)
         for more in (
             {},
             {"exclude": [92]},

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from freescale.data import FeatureRequest, IntArray, ItemId, ItemNames, SequenceBatch
 from freescale.errors import DataError
-from freescale.kernels import SequenceLayout
-from freescale.model import Compressor, HistoryCache, Recommender, TokenCache, compresses, retrieves
-from freescale.train.exports import scores
-from freescale.train.exports.recommendations import (
+from freescale.exports import scores
+from freescale.exports.recommendations import (
     Request,
     best,
     features_each,
@@ -28,8 +26,10 @@ from freescale.train.exports.recommendations import (
     one_each,
     whole_seconds,
 )
-from freescale.train.exports.served_features import ServedFeatures, request_needs
-from freescale.train.exports.served_tables import SharedRows
+from freescale.exports.served_features import ServedFeatures, request_needs
+from freescale.exports.served_tables import SharedRows
+from freescale.kernels import SequenceLayout
+from freescale.model import Compressor, HistoryCache, Recommender, TokenCache, compresses, retrieves
 
 
 @dataclass(frozen=True)
