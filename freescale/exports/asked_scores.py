@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,12 +13,8 @@ from torch import Tensor
 from freescale.data import Feature, FeatureRequest, IntArray, ItemId, PoolIndex, PoolRule
 from freescale.errors import DataError
 from freescale.exports.recommendations import whole_seconds
+from freescale.exports.request_reader import Flags, RequestReader
 from freescale.model import HistoryCache
-
-if TYPE_CHECKING:
-    from freescale.exports.exported_model import ExportedModel
-
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Asked(NamedTuple):
@@ -76,24 +72,24 @@ def check_pools(head: Mapping[str, Any], asked: Iterable[Feature]) -> None:
         )
 
 
-def kept_events(model: ExportedModel, asked: Asked, *, limit: int | None) -> Events:
+def kept_events(reader: RequestReader, asked: Asked, *, limit: int | None) -> Events:
     """The events that count: those the model knows, the latest of them, or the latest of each kind as in training."""
-    known, index = model._index_of(asked.history)
-    rule = pool_rule(model.manifest)
+    known, index = reader.index_of(asked.history)
+    rule = pool_rule(reader.manifest)
     if rule is None or limit is None or not len(index):
         last = np.flatnonzero(known)[-limit:] if limit is not None else np.flatnonzero(known)
     else:
-        last = _of_pools(model, asked, known, rule, limit)
+        last = _of_pools(reader, asked, known, rule, limit)
     kept = np.zeros(len(known), bool)
     kept[last] = True
     return Events(kept, index[torch.from_numpy(kept[known])])
 
 
-def _of_pools(model: ExportedModel, asked: Asked, known: Flags, rule: PoolRule, limit: int) -> IntArray:
+def _of_pools(reader: RequestReader, asked: Asked, known: Flags, rule: PoolRule, limit: int) -> IntArray:
     """Numbers of the last events of each kind; one that the model does not know fills the window, and no pool."""
-    assert model.features is not None  # write_export has refused others
-    reader, what = (
-        model.features.reader,
+    assert reader.features is not None  # write_export has refused others
+    values, what = (
+        reader.features.reader,
         f"{asked.who}{rule.column} needs one value for every event of the history",
     )
     if rule.column not in asked.features:
@@ -103,7 +99,7 @@ def _of_pools(model: ExportedModel, asked: Asked, known: Flags, rule: PoolRule, 
             next_step=f"features={{{rule.column!r}: [...]}}, one value for every event of the history",
         )
     said = listed(asked.features[rule.column], len(known), what)
-    kind = reader.raw(rule.column, said, len(known))
+    kind = values.raw(rule.column, said, len(known))
     # A value that is no kind stands for events that are left out.
     none = next(value for value in range(len(rule.kinds) + 1) if value not in rule.kinds)
     kind = np.where(known, kind, none)
@@ -111,18 +107,18 @@ def _of_pools(model: ExportedModel, asked: Asked, known: Flags, rule: PoolRule, 
     return index.spans(np.array([0]), np.array([len(known)]), most=limit)[0]
 
 
-def said_of(model: ExportedModel, asked: Asked, events_kept: Events, shown: Flags) -> FeatureRequest:
+def said_of(reader: RequestReader, asked: Asked, events_kept: Events, shown: Flags) -> FeatureRequest:
     """What is said of the events and of the candidates that the model knows, one behind the other.
 
     A candidate has no outcomes, and an event nothing of the request: None stands there.
     """
     events, num = len(events_kept.kept), len(events_kept.kept) + len(shown)
     kept = np.concatenate([np.flatnonzero(events_kept.kept), events + np.flatnonzero(shown)])
-    if model.features is None:
-        return model._features({**asked.features, **asked.shown}, events_kept.kept, None, who=asked.who)
+    if reader.features is None:
+        return reader.features_said({**asked.features, **asked.shown}, events_kept.kept, None, who=asked.who)
     given: dict[str, Any] = dict(asked.features)
     own = dict(asked.shown)
-    alone = model.features.reader.of_candidates
+    alone = reader.features.reader.of_candidates
     strange = [name for name in alone if given.get(name) is not None]
     if strange:
         raise DataError(
@@ -131,7 +127,7 @@ def said_of(model: ExportedModel, asked: Asked, events_kept: Events, shown: Flag
             next_step=f"candidate_features={{{strange[0]!r}: [...]}}, one value for every candidate",
         )
     given |= dict.fromkeys(alone)
-    for name, feature in model.features.reader.needed.items():
+    for name, feature in reader.features.reader.needed.items():
         if not len(shown) and feature.of == "request":
             given.setdefault(name, None)  # nobody asks yet
         if name not in given or feature.of == "user":
@@ -154,7 +150,7 @@ def said_of(model: ExportedModel, asked: Asked, events_kept: Events, shown: Flag
                 own.pop(name), len(shown), f"{asked.who}{name} needs one value for every candidate"
             )
         given[name] = before + after
-    left = [name for name in own if name in given or name not in model.features.reader.needed]
+    left = [name for name in own if name in given or name not in reader.features.reader.needed]
     if left and len(shown):
         raise DataError(
             f"{asked.who}candidates have no such feature that this model looks at",
@@ -163,7 +159,7 @@ def said_of(model: ExportedModel, asked: Asked, events_kept: Events, shown: Flag
             "features=",
         )
     said = FeatureRequest(given, num, kept.astype(np.int64), asked.who)
-    model.features.reader.check(said)
+    reader.features.reader.check(said)
     return said
 
 
@@ -182,19 +178,19 @@ def listed(value: Any, count: int, what: str) -> list[Any]:
 
 
 def tokens_of(
-    model: ExportedModel, asked: Asked, events: Events, candidates: np.ndarray[Any, np.dtype[np.int64]]
+    reader: RequestReader, asked: Asked, events: Events, candidates: np.ndarray[Any, np.dtype[np.int64]]
 ) -> dict[str, Tensor]:
     """Events and candidates of a user."""
-    timed = bool(model.manifest["encoder"]["time_bias"])
+    timed = bool(reader.manifest["encoder"]["time_bias"])
     request_time = asked.request_time
     if asked.cache is not None and not len(events.items):
         raise DataError(
             f"{asked.who}a cache holds all but the latest event: give that one with it", got="no event"
         )
     if asked.cache is not None:
-        check_length(model, asked.cache, len(events.items))
+        check_length(reader, asked.cache, len(events.items))
     if len(events.items):
-        tokens = model._tokens(events.items, events.kept, asked.times, request_time, limit=None)
+        tokens = reader.tokens(events.items, events.kept, asked.times, request_time, limit=None)
     else:
         nothing = torch.zeros(0, dtype=torch.int64)
         tokens = {"item_index": nothing, **({"time": nothing, "target_time": nothing} if timed else {})}
@@ -212,9 +208,9 @@ def tokens_of(
     return joined
 
 
-def check_length(model: ExportedModel, cache: HistoryCache | None, events: int) -> None:
+def check_length(reader: RequestReader, cache: HistoryCache | None, events: int) -> None:
     """Refuse more events than the model has learnt."""
-    limit = model._max_events - 1
+    limit = reader.max_events - 1
     total = events + (0 if cache is None else len(cache))
     if total > limit:
         raise DataError(

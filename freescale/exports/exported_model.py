@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.data import FeatureRequest, IntArray, ItemId, ItemNames, SequenceBatch
+from freescale.data import IntArray, ItemId, ItemNames, SequenceBatch
 from freescale.errors import DataError
 from freescale.exports import scores
 from freescale.exports.recommendations import (
@@ -24,8 +22,8 @@ from freescale.exports.recommendations import (
     in_chunks,
     is_batch,
     one_each,
-    whole_seconds,
 )
+from freescale.exports.request_reader import RequestReader
 from freescale.exports.served_features import ServedFeatures, request_needs
 from freescale.exports.served_tables import SharedRows
 from freescale.kernels import SequenceLayout
@@ -165,7 +163,9 @@ class ExportedModel:
             features_each(candidate_features, num, alone=alone),
             [f"user {n} of the batch: " if batch else "" for n in range(num)],
         )
-        answers = scores.score(self, [scores.Asked(*given) for given in each], chunk=chunk)
+        answers = scores.score(
+            self.model, self.vectors, self._reader, [scores.Asked(*given) for given in each], chunk=chunk
+        )
         return answers if batch else answers[0]
 
     def remember(
@@ -188,13 +188,24 @@ class ExportedModel:
             features: of these events and of the user, as those of `score`; nothing is kept of a request.
         """
         asked = scores.Asked(history, (), times=times, cache=cache, features=features or {})
-        return scores.remember(self, asked)
+        return scores.remember(self.model, self.vectors, self._reader, asked)
 
     @property
     def filter_seen(self) -> bool:
         """Whether items of a history are left out unless a request says otherwise: as the model was evaluated."""
         evaluation = self.manifest.get("evaluation") or {}
         return bool(evaluation.get("filter_seen", True))
+
+    @cached_property
+    def _reader(self) -> RequestReader:
+        return RequestReader(
+            manifest=self.manifest,
+            items=self.items,
+            names=self.names,
+            features=self.features,
+            shared=self.shared,
+            inputs=self.model.tokens,
+        )
 
     def _request(
         self,
@@ -209,7 +220,7 @@ class ExportedModel:
         filter_seen: bool,
     ) -> Request:
         """One user of a batch, by number, or the only one."""
-        known, index = self._index_of(history)
+        known, index = self._reader.index_of(history)
         who = "" if user is None else f"user {user} of the batch: "
         if len(index) == 0:
             raise DataError(
@@ -217,10 +228,10 @@ class ExportedModel:
                 got=f"{who}{list(history)[:10]}",
                 next_step="give items by the ids of the data it was trained on",
             )
-        limit = self._max_events if cache is None else None
-        tokens = self._tokens(index, known, times, request_time, limit=limit)
+        limit = self._reader.max_events if cache is None else None
+        tokens = self._reader.tokens(index, known, times, request_time, limit=limit)
         hidden = [index[index < len(self.items)]] if filter_seen else []
-        said = self._features(features, known, limit, who=who)
+        said = self._reader.features_said(features, known, limit, who=who)
         left_out = torch.from_numpy(self.names.find(exclude)[1])
         return Request(tokens, torch.cat([*hidden, left_out]), cache, said)
 
@@ -228,42 +239,6 @@ class ExportedModel:
     def needs(self) -> list[str]:
         """What a request must say of features, a line each; nothing where the model looks at items and times alone."""
         return request_needs(self.manifest)
-
-    @property
-    def _max_events(self) -> int:
-        """Events the model has learnt to look at; some have tokens of their own for what is known of them."""
-        most, tokens = int(self.manifest["encoder"]["max_length"]), self.model.tokens
-        return most if tokens is None else tokens.rule.events(most)
-
-    def _features(
-        self,
-        given: Mapping[str, Any],
-        known: np.ndarray[Any, np.dtype[np.bool_]],
-        limit: int | None,
-        *,
-        who: str,
-    ) -> FeatureRequest:
-        """Features of a request, checked as far as names and numbers of values go."""
-        kept = np.flatnonzero(known)
-        said = FeatureRequest(given, len(known), kept if limit is None else kept[-limit:], who)
-        if self.features is not None:
-            self.features.reader.check(said)
-        elif given:
-            raise DataError(
-                f"{who}this model looks at no features of events and users",
-                got=", ".join(given),
-                next_step="leave them out; features of items are in their vectors already",
-            )
-        return said
-
-    def _with_features(
-        self, batch: SequenceBatch, said: Sequence[FeatureRequest]
-    ) -> tuple[SequenceBatch, Mapping[str, Tensor]]:
-        """The batch with the features of its requests, and the rows of tables that they have."""
-        if self.features is None:
-            return batch, {}
-        items = self.items[batch.tokens["item_index"].numpy()]
-        return self.features.look_up(batch, said, items, self.vectors.device)
 
     def _scores(self, requests: Sequence[Request]) -> Tensor:
         """[U, N] the score of every item for every user."""
@@ -279,7 +254,9 @@ class ExportedModel:
     def _last_states(self, requests: Sequence[Request]) -> Tensor:
         """[U, D] the state after the last event; all with a cache, or all without."""
         batch = SequenceBatch.from_sequences([request.tokens for request in requests])
-        batch, tables = self._with_features(batch, [request.features for request in requests])
+        batch, tables = self._reader.with_features(
+            batch, [request.features for request in requests], self.vectors.device
+        )
         batch = batch.to(self.vectors.device)
         caches = [request.cache for request in requests]
         if caches[0] is None:
@@ -298,7 +275,7 @@ class ExportedModel:
 
     def unknown(self, history: Sequence[ItemId]) -> list[ItemId]:
         """Items of a history that the model does not know, and that `recommend` leaves out; each once."""
-        known, _ = self._index_of(history)
+        known, _ = self._reader.index_of(history)
         return list(dict.fromkeys(item for item, there in zip(history, known) if not there))
 
     def compress(
@@ -324,7 +301,7 @@ class ExportedModel:
             features: as those of `recommend`.
         """
         compressor = self._compressor()
-        known, index = self._index_of(history)
+        known, index = self._reader.index_of(history)
         if len(index) == 0:
             return cache
         if self.manifest["encoder"]["time_bias"] and next_time is None:
@@ -332,10 +309,12 @@ class ExportedModel:
                 "this model was trained with time stamps",
                 next_step="pass next_time=..., the time of the first event that is not compressed",
             )
-        latest = None if cache is not None else self._max_events - compressor.encoder.rule.recent
-        tokens = self._tokens(index, known, times, next_time, limit=latest)
-        said = self._features(features or {}, known, latest, who="")
-        batch, tables = self._with_features(SequenceBatch.from_sequences([tokens]), [said])
+        latest = None if cache is not None else self._reader.max_events - compressor.encoder.rule.recent
+        tokens = self._reader.tokens(index, known, times, next_time, limit=latest)
+        said = self._reader.features_said(features or {}, known, latest, who="")
+        batch, tables = self._reader.with_features(
+            SequenceBatch.from_sequences([tokens]), [said], self.vectors.device
+        )
         batch = batch.to(self.vectors.device)
         return compressor.compress(self.model.vectors(self.vectors, batch, tables), batch, [cache])[0]
 
@@ -347,45 +326,3 @@ class ExportedModel:
                 next_step="train with segments.recent=50 and export again",
             )
         return Compressor(encoder, model=self.manifest["fingerprint"], dtype=self.vectors.dtype)
-
-    def _index_of(self, history: Sequence[ItemId]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], Tensor]:
-        """Which events of a history count, and the places of their items in `vectors`."""
-        known, index = self.names.find(history)
-        if self.shared is None or known.all():
-            return known, torch.from_numpy(index)
-        share, row = self.shared.find(self.names.ids_of(history))
-        place = len(self.items) + row
-        place[torch.from_numpy(known)] = torch.from_numpy(index)
-        counts = known | share
-        return counts, place[torch.from_numpy(counts)]
-
-    def _tokens(
-        self,
-        index: Tensor,
-        known: np.ndarray[Any, np.dtype[np.bool_]],
-        times: Sequence[int] | None,
-        request_time: int | None,
-        *,
-        limit: int | None,
-    ) -> dict[str, Tensor]:
-        """The features of a history's known events, the latest of them."""
-        tokens = {"item_index": index}
-        if self.manifest["encoder"]["time_bias"]:
-            if times is None:
-                raise DataError(
-                    "this model was trained with time stamps",
-                    next_step="pass times=[...]: seconds since 1970 of each event of the history",
-                )
-            if len(times) != len(known):
-                raise DataError(
-                    "every event needs its time stamp", got=f"{len(known)} events, {len(times)} times"
-                )
-            stamps = torch.from_numpy(whole_seconds(times)[known])
-            asked_at = int(stamps[-1] if request_time is None else whole_seconds([request_time])[0])
-            tokens |= {"time": stamps, "target_time": torch.cat([stamps[1:], torch.tensor([asked_at])])}
-        elif times is not None:
-            warnings.warn(
-                "times are not used: this model was trained without a time bias (model.time_bias=false)",
-                stacklevel=3,
-            )
-        return {name: values if limit is None else values[-limit:] for name, values in tokens.items()}

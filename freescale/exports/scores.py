@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,11 +18,16 @@ from freescale.exports.asked_scores import (
     said_of,
     tokens_of,
 )
+from freescale.exports.request_reader import RequestReader
 from freescale.kernels import SequenceLayout
-from freescale.model import HistoryCache, TasksHead, candidate_states, extend_caches, target_index
-
-if TYPE_CHECKING:
-    from freescale.exports.exported_model import ExportedModel
+from freescale.model import (
+    HistoryCache,
+    Recommender,
+    TasksHead,
+    candidate_states,
+    extend_caches,
+    target_index,
+)
 
 Scores = list[dict[str, float] | None]
 _TOKENS = 1 << 17
@@ -31,16 +35,26 @@ _TOKENS = 1 << 17
 
 
 @torch.no_grad()
-def score(model: ExportedModel, requests: Sequence[Asked], *, chunk: int | None) -> list[Scores]:
-    """What is predicted of every user's candidates, one entry each; None for one that the model does not know."""
+def score(
+    model: Recommender,
+    vectors: Tensor,
+    reader: RequestReader,
+    requests: Sequence[Asked],
+    *,
+    chunk: int | None,
+) -> list[Scores]:
+    """What is predicted of every user's candidates, one entry each; None for one that the model does not know.
+
+    `vectors` are those of items, and behind them those that others share.
+    """
     head = _head(model)
-    limits = [None if asked.cache is not None else model._max_events - 1 for asked in requests]
+    limits = [None if asked.cache is not None else reader.max_events - 1 for asked in requests]
     if any(asked.cache is not None for asked in requests):
-        _check_caches(model)
-    events = [kept_events(model, asked, limit=limit) for asked, limit in zip(requests, limits)]
-    found = [model.names.find(asked.candidates) for asked in requests]
+        _check_caches(model, reader)
+    events = [kept_events(reader, asked, limit=limit) for asked, limit in zip(requests, limits)]
+    found = [reader.names.find(asked.candidates) for asked in requests]
     tokens = [
-        tokens_of(model, asked, kept, index) for asked, kept, (_, index) in zip(requests, events, found)
+        tokens_of(reader, asked, kept, index) for asked, kept, (_, index) in zip(requests, events, found)
     ]
     batch = SequenceBatch(
         offsets=torch.tensor([0, *(len(each["item_index"]) for each in tokens)]).cumsum(0),
@@ -48,20 +62,20 @@ def score(model: ExportedModel, requests: Sequence[Asked], *, chunk: int | None)
         samples={"row": torch.arange(len(requests))},
         targets=torch.tensor([len(index) for _, index in found]),
     )
-    said = [said_of(model, asked, kept, known) for asked, kept, (known, _) in zip(requests, events, found)]
+    said = [said_of(reader, asked, kept, known) for asked, kept, (known, _) in zip(requests, events, found)]
     if not any(len(index) for _, index in found):
         return [[None] * len(known) for known, _ in found]
-    batch, tables = model._with_features(batch, said)
-    batch = batch.to(model.vectors.device)
-    states = _states(model, head, batch, tables, [asked.cache for asked in requests], chunk)
-    items = model.vectors[batch.tokens["item_index"].index_select(0, target_index(batch))]
+    batch, tables = reader.with_features(batch, said, vectors.device)
+    batch = batch.to(vectors.device)
+    states = _states(model, vectors, reader, head, batch, tables, [asked.cache for asked in requests], chunk)
+    items = vectors[batch.tokens["item_index"].index_select(0, target_index(batch))]
     rows = iter(_predictions(head, head.logits(states.to(items.dtype), items)).tolist())
     names = [task.name for task in head.tasks]
     return [[dict(zip(names, next(rows))) if there else None for there in known] for known, _ in found]
 
 
 @torch.no_grad()
-def remember(model: ExportedModel, asked: Asked) -> HistoryCache | None:
+def remember(model: Recommender, vectors: Tensor, reader: RequestReader, asked: Asked) -> HistoryCache | None:
     """All of a history but its latest event, as keys and values."""
     head = _head(model)
     if head.late:
@@ -69,25 +83,27 @@ def remember(model: ExportedModel, asked: Asked) -> HistoryCache | None:
             "this model takes candidates late: its states are what is worth keeping, not keys and values",
             next_step="score without a cache",
         )
-    _check_caches(model)
-    events = kept_events(model, asked, limit=None)
-    tokens = model._tokens(events.items, events.kept, asked.times, None, limit=None)
+    _check_caches(model, reader)
+    events = kept_events(reader, asked, limit=None)
+    tokens = reader.tokens(events.items, events.kept, asked.times, None, limit=None)
     batch = SequenceBatch.from_sequences([tokens])
-    batch, tables = model._with_features(batch, [said_of(model, asked, events, np.zeros(0, bool))])
+    batch, tables = reader.with_features(
+        batch, [said_of(reader, asked, events, np.zeros(0, bool))], vectors.device
+    )
     if len(events.items) < 2:
         return asked.cache
-    check_length(model, asked.cache, len(events.items) - 1)
-    batch = batch.to(model.vectors.device)
-    vectors = model.model.vectors(model.vectors, batch, tables)[:-1]
+    check_length(reader, asked.cache, len(events.items) - 1)
+    batch = batch.to(vectors.device)
+    events_TD = model.vectors(vectors, batch, tables)[:-1]
     times = {name: values[:-1] for name, values in batch.tokens.items() if name in ("time", "target_time")}
-    kept = SequenceBatch(offsets=torch.tensor([0, len(vectors)]), tokens=times)
+    kept = SequenceBatch(offsets=torch.tensor([0, len(events_TD)]), tokens=times)
     caches = None if asked.cache is None else [asked.cache]
-    return extend_caches(model.model.encoder, vectors, kept, caches, model=model.manifest["fingerprint"])[0]
+    return extend_caches(model.encoder, events_TD, kept, caches, model=reader.manifest["fingerprint"])[0]
 
 
-def _check_places(model: ExportedModel) -> None:
+def _check_places(model: Recommender) -> None:
     """Caches and chunks know tokens of events and candidates alone."""
-    tokens = model.model.tokens
+    tokens = model.tokens
     if tokens is not None and tokens.extends:
         raise DataError(
             "this model has features with tokens of their own, which caches and chunks do not know",
@@ -95,10 +111,10 @@ def _check_places(model: ExportedModel) -> None:
         )
 
 
-def _check_caches(model: ExportedModel) -> None:
+def _check_caches(model: Recommender, reader: RequestReader) -> None:
     """Caches know the events of a history as they came."""
     _check_places(model)
-    rule = pool_rule(model.manifest)
+    rule = pool_rule(reader.manifest)
     if rule is not None:
         raise DataError(
             f"this model looks at the last events of each {rule.column}, and caches keep the last of all",
@@ -106,8 +122,8 @@ def _check_caches(model: ExportedModel) -> None:
         )
 
 
-def _head(model: ExportedModel) -> TasksHead:
-    head = model.model.head
+def _head(model: Recommender) -> TasksHead:
+    head = model.head
     if not isinstance(head, TasksHead):
         raise DataError(
             "this model recommends from the whole catalogue and has no tasks to score",
@@ -117,29 +133,33 @@ def _head(model: ExportedModel) -> TasksHead:
 
 
 def _states(
-    model: ExportedModel,
+    model: Recommender,
+    vectors: Tensor,
+    reader: RequestReader,
     head: TasksHead,
     batch: SequenceBatch,
     tables: Mapping[str, Tensor],
     caches: Sequence[HistoryCache | None],
     chunk: int | None,
 ) -> Tensor:
-    encoder, name = model.model.encoder, model.manifest["fingerprint"]
+    encoder, name = model.encoder, reader.manifest["fingerprint"]
     cached = any(cache is not None for cache in caches)
     if head.late and cached:
         raise DataError("this model takes candidates late and knows no caches", next_step="score without one")
-    if model.features is not None and model.features.fronts:
-        return torch.cat([_encoded(model, part, tables) for part in _parts(batch, chunk)])
+    if reader.features is not None and reader.features.fronts:
+        return torch.cat([_encoded(model, vectors, part, tables) for part in _parts(batch, chunk)])
     if head.late or not (cached or chunk):
-        return _encoded(model, batch, tables)
+        return _encoded(model, vectors, batch, tables)
     _check_places(model)
-    vectors = model.model.vectors(model.vectors, batch, tables)
-    return candidate_states(encoder, vectors, batch, caches, chunk=chunk, model=name)
+    tokens_TD = model.vectors(vectors, batch, tables)
+    return candidate_states(encoder, tokens_TD, batch, caches, chunk=chunk, model=name)
 
 
-def _encoded(model: ExportedModel, batch: SequenceBatch, tables: Mapping[str, Tensor]) -> Tensor:
+def _encoded(
+    model: Recommender, vectors: Tensor, batch: SequenceBatch, tables: Mapping[str, Tensor]
+) -> Tensor:
     layout = SequenceLayout(batch.offsets, device=batch.device)
-    return model.model.encode(model.vectors, batch, layout, tables)[0]
+    return model.encode(vectors, batch, layout, tables)[0]
 
 
 def _parts(batch: SequenceBatch, chunk: int | None) -> Iterator[SequenceBatch]:
