@@ -13,7 +13,7 @@ import torch
 from freescale.app.run.opened_run import evaluate_run, export_run, known_items
 from freescale.embedding.ids.id_stats import COUNTS
 from freescale.embedding.ids.sharded_id_map import ShardedIdMap
-from freescale.exports.export import load_export
+from freescale.exports.opened_export import load_export
 from freescale.recipe import load_config
 from freescale.train.loop import train
 from tests.effort import slow

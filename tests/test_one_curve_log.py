@@ -13,7 +13,7 @@ from freescale.app.run.opened_run import evaluate_run, export_run
 from freescale.app.serving.publishing import publish_run
 from freescale.errors import ConfigError, DataError, Preempted
 from freescale.exports import load_version
-from freescale.exports.export import load_export
+from freescale.exports.opened_export import load_export
 from freescale.recipe import load_config
 from freescale.train import saved_in
 from freescale.train.loop import train

@@ -10,8 +10,10 @@ from freescale.doors import open_door
 if TYPE_CHECKING:
     from freescale.exports.chain import ASIDE, Publisher, is_chain, load_version, read_current
     from freescale.exports.chain_model import ChainModel
-    from freescale.exports.export import RestOfItems, exported_version, load_export, write_export
+    from freescale.exports.export import RestOfItems, write_export
+    from freescale.exports.export_reader import exported_version
     from freescale.exports.exported_model import ExportedModel
+    from freescale.exports.opened_export import load_export
     from freescale.exports.served_features import ExportFeatures, request_needs
     from freescale.exports.version import Version, read_version
 else:

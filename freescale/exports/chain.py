@@ -15,6 +15,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from freescale.data import sync_folder, sync_tree, write_durably
 from freescale.errors import CheckpointError, DataError
+from freescale.exports.damage import damage_told, is_refusal
 from freescale.exports.delta_file import FORMAT, VERSION, damaged_chain, read_delta, write_delta
 from freescale.exports.row_rounding import Rounded, rounded
 from freescale.exports.version import Version, applied, difference, read_version, write_version
@@ -56,7 +58,11 @@ def is_chain(path: str | Path) -> bool:
     """Whether this folder holds a chain."""
     try:
         said = json.loads((Path(path) / CURRENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except OSError as error:
+        if is_refusal(error):
+            raise
+        return False
+    except ValueError:
         return False
     return isinstance(said, dict) and said.get("format") == FORMAT
 
@@ -64,15 +70,13 @@ def is_chain(path: str | Path) -> bool:
 def read_current(chain: Path) -> Current:
     """How far a chain counts now."""
     file = chain / CURRENT
-    try:
+    with damage_told(partial(damaged_chain, file)):
         said = json.loads(file.read_text(encoding="utf-8"))
         if said["format"] != FORMAT or said["version"] != VERSION:
             raise ValueError(f"it is no {FORMAT} of version {VERSION}")
         return Current(
             base=int(said["base"]), seq=int(said["seq"]), fingerprint=said["fingerprint"], facts=said["facts"]
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise damaged_chain(file, str(error)) from error
 
 
 def base_name(seq: int) -> str:
@@ -269,11 +273,9 @@ def follow(chain: Path, version: Version, seq: int, current: Current) -> Version
 
 def _read_base(chain: Path, seq: int) -> Version:
     folder = chain / base_name(seq)
-    try:
+    with damage_told(partial(damaged_chain, folder)):
         said = json.loads((folder / "manifest.json").read_text())["fingerprint"]
         version = read_version(folder)
-    except Exception as error:
-        raise damaged_chain(folder, next(iter(str(error).splitlines()), type(error).__name__)) from error
     if version.fingerprint != said:
         raise damaged_chain(folder, "it holds another version than it says")
     return version

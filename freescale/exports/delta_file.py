@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from freescale.errors import CheckpointError
+from freescale.exports.damage import damage_told
 from freescale.exports.row_rounding import Rounded
 from freescale.exports.table_rows import TableDelta
 from freescale.exports.version import Delta
@@ -74,7 +76,7 @@ def read_delta(folder: Path) -> tuple[dict[str, Any], Delta]:
 
     if not folder.exists():
         raise damaged_chain(folder, "it is not there")
-    try:
+    with damage_told(partial(damaged_chain, folder)):
         said = json.loads((folder / _DELTA).read_text())
         for name, (size, crc) in said["files"].items():
             path = folder / Path(name).name
@@ -95,8 +97,6 @@ def read_delta(folder: Path) -> tuple[dict[str, Any], Delta]:
             parts = (own[part] for part in ("vectors", "deleted", "numbers", "others"))
             tables[name] = TableDelta(own.get("ids"), *parts)
         return said, Delta(manifest, dense, rows["ids"], vectors, rows["deleted"], words, tables)
-    except Exception as error:
-        raise damaged_chain(folder, next(iter(str(error).splitlines()), type(error).__name__)) from error
 
 
 def _table_rows(name: str) -> str:

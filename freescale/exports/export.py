@@ -1,4 +1,4 @@
-"""Export: weights as safetensors, item vectors as Parquet, a manifest; written whole, and read again."""
+"""Export: weights as safetensors, item vectors as Parquet, a manifest; written whole."""
 
 from __future__ import annotations
 
@@ -7,38 +7,28 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from freescale import registry
 from freescale.data import IntArray, ItemNames
-from freescale.embedding import EmbeddingTable, IdMap, as_compute
-from freescale.errors import CheckpointError, ConfigError, DataError
+from freescale.embedding import EmbeddingTable, IdMap
+from freescale.errors import DataError
 from freescale.exports.asked_scores import check_pools
-from freescale.exports.exported_model import ExportedModel
-from freescale.exports.served_features import ExportFeatures, ServedFeatures, make_tokens, table_file
-from freescale.exports.served_tables import ServedTable, SharedRows, shared_rows, write_table
-from freescale.exports.version import SHARED_TABLE, SHARING, Version
+from freescale.exports.served_features import ExportFeatures, table_file
+from freescale.exports.served_tables import shared_rows, write_table
+from freescale.exports.version import SHARED_TABLE, SHARING
 from freescale.model import (
     Recommender,
     export_facts,
-    make_encoder,
-    make_head,
-    retrieves,
-    scores_candidates,
 )
 from freescale.train import ItemEncoder
 from freescale.version import __version__
 
-if TYPE_CHECKING:
-    from freescale.exports.chain_model import ChainModel
-
-_FORMAT = "freescale-export"
+FORMAT = "freescale-export"
 _VERSION = 2  # 1 knew one head and kept its "normalize" alone
 _FEATURES = 3  # as 2, and requests say more than items and times
 _SHARED = 4  # as 2, and items without a row of their own share some
@@ -112,7 +102,7 @@ def write_export(
             write_table(files[-1], rest.table, shared, None)
         fingerprint = _fingerprint(staged / "model.safetensors", staged / "items.parquet", *files)
         manifest = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "version": _FEATURES if asked is not None else _VERSION if shared is None else _SHARED,
             "freescale": __version__,
             "encoder": dict(encoder),
@@ -188,182 +178,8 @@ def _write_items(
             writer.close()
 
 
-def load_export(
-    path: str | Path,
-    *,
-    plugins: Sequence[str] = (),
-    encoder: torch.nn.Module | None = None,
-    head: torch.nn.Module | None = None,
-) -> ExportedModel | ChainModel:
-    """Read an exported folder, or the last version of a chain of them; runs no code from it.
-
-    Args:
-        path: the folder.
-        plugins: modules that register the encoder or the head, where the model has one from outside; they are imported.
-        encoder: one as the `Trainer` was given, where it was an object; it is filled with the exported weights.
-        head: the same.
-    """
-    for module in plugins:
-        registry.load_plugin(module)
-    from freescale.exports.chain import is_chain
-
-    if is_chain(path):
-        from freescale.exports.chain_model import ChainModel
-
-        if encoder is not None or head is not None:
-            raise CheckpointError(
-                "a chain is served by kinds that have names",
-                got="objects as encoder or head",
-                next_step="register them (`--plugin`, plugins=[MODULE])",
-            )
-        return ChainModel(path)
-    try:
-        return _read_export(Path(path), encoder, head)
-    except Exception as error:
-        why = next(iter(str(error).splitlines()), type(error).__name__)
-        again = "`freescale export RUN_DIR OUT_DIR`"
-        raise CheckpointError(
-            "this is not a readable FreeScale export",
-            got=f"{path}: {why}",
-            allowed=error.allowed if isinstance(error, ConfigError) else None,
-            next_step=_with_code(error, again) if isinstance(error, ConfigError) else again,
-        ) from error
-
-
-def _with_code(error: ConfigError, again: str) -> str:
-    """What to do about an export whose code is not here."""
-    if error.next_step is not None and "load_export(path" in error.next_step:
-        return error.next_step
-    return f"load_export(path, plugins=[MODULE]) with what registers it, or {again}"
-
-
-def _read_export(
-    folder: Path, encoder: torch.nn.Module | None, head: torch.nn.Module | None
-) -> ExportedModel:
-    import pyarrow.parquet as pq
-    from safetensors.torch import load_file
-
-    manifest = json.loads((folder / "manifest.json").read_text())
-    if manifest["format"] != _FORMAT or manifest["version"] not in _versions(manifest):
-        raise ValueError("not an export of this version")
-    dense = load_file(folder / "model.safetensors")
-    table = pq.read_table(folder / "items.parquet")
-    model = _make_model(manifest, encoder, head)
-    sharing = dense.pop(SHARING, None)
-    dtype = next((value.dtype for value in dense.values() if value.is_floating_point()), torch.float32)
-    model = model.to(dtype).eval()
-    model.load_state_dict(dense)
-    flat = table.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    words = (
-        table.column("word").cast("large_string").combine_chunks() if "word" in table.column_names else None
-    )
-    items = table.column("item").to_numpy()
-    names = ItemNames(items, manifest.get("item_ids", "int64"), words)
-    vectors = torch.from_numpy(flat.reshape(len(items), -1).copy()).to(dtype)
-    features = None
-    if "features" in manifest:
-        features = ServedFeatures.read(folder, manifest["features"], table, dtype)
-    shared = None
-    if "shared" in manifest:
-        rest = ServedTable.read(folder / table_file(SHARED_TABLE), manifest["shared"], dtype)
-        shared = SharedRows(rest, sharing)
-    return ExportedModel(
-        model=model,
-        items=items,
-        vectors=_with_shared(as_compute(vectors), shared),
-        shared=shared,
-        manifest=manifest,
-        names=names,
-        features=features,
-    )
-
-
-def exported_version(version: Version) -> ExportedModel:
-    """A version of a chain, ready to answer."""
-    manifest = {**version.manifest, "fingerprint": version.fingerprint}
-    model = _make_model(manifest, None, None)
-    dtype = next(
-        (value.dtype for value in version.dense.values() if value.is_floating_point()), torch.float32
-    )
-    model = model.to(dtype).eval()
-    dense = dict(version.dense)
-    sharing = dense.pop(SHARING, None)
-    model.load_state_dict(dense)
-    features = None
-    if "features" in manifest:
-        facts = manifest["features"]
-        tables = {
-            name: ServedTable(
-                torch.from_numpy(rows.vectors).to(dtype),
-                None if rows.ids is None else torch.from_numpy(rows.ids),
-                facts["tables"][name],
-            )
-            for name, rows in version.tables.items()
-        }
-        features = ServedFeatures.made(facts, version.ids, tables)
-    shared = None
-    if "shared" in manifest:
-        rows = torch.from_numpy(version.tables[SHARED_TABLE].vectors).to(dtype)
-        rest = ServedTable(rows, torch.empty(0, dtype=torch.int64), manifest["shared"])
-        shared = SharedRows(rest, sharing)
-    return ExportedModel(
-        model=model,
-        items=version.ids,
-        vectors=_with_shared(as_compute(torch.from_numpy(version.vectors).to(dtype)), shared),
-        shared=shared,
-        manifest=manifest,
-        names=ItemNames(version.ids, manifest.get("item_ids", "int64"), version.words),
-        features=features,
-    )
-
-
-def _with_shared(vectors: Tensor, shared: SharedRows | None) -> Tensor:
-    """Vectors of items, and behind them those that others share."""
-    return vectors if shared is None else torch.cat([vectors, as_compute(shared.table.vectors)])
-
-
-def _versions(manifest: Mapping[str, Any]) -> tuple[int, ...]:
+def versions_of(manifest: Mapping[str, Any]) -> tuple[int, ...]:
     """Versions of the format that a manifest can be of."""
     if "shared" in manifest:
         return (_SHARED,)
     return (_FEATURES,) if "features" in manifest else (1, _VERSION)
-
-
-def _make_model(
-    manifest: Mapping[str, Any], encoder: torch.nn.Module | None, head: torch.nn.Module | None
-) -> Recommender:
-    """The model a manifest describes, its weights not filled in yet; with objects of a program where it had such."""
-    facts = manifest["head"] if manifest["version"] > 1 else _first_head(manifest)
-    shape = manifest["encoder"]
-    given = {"encoder": (encoder, shape["kind"]), "head": (head, facts["name"])}
-    makers = {family: _giver(part) for family, (part, _) in given.items() if part is not None}
-    for family in makers:
-        _check_class(given[family][0], family, given[family][1])
-    with registry.offered(makers, named={family: given[family][1] for family in makers}):
-        made = make_head(facts["name"], dim=shape["dim"], options=facts["options"])
-        if not (retrieves(made) or scores_candidates(made)):
-            raise ValueError(f"head {facts['name']!r} has no queries and candidates")
-        tokens = make_tokens(manifest)
-        return Recommender(encoder=make_encoder(**shape, dropout=0.0), head=made, tokens=tokens)
-
-
-def _giver(part: torch.nn.Module) -> Callable[..., torch.nn.Module]:
-    return lambda *_: part
-
-
-def _check_class(part: object, family: str, kind: str) -> None:
-    """An object takes the place of another object of its class, and of nothing else."""
-    wanted = kind.removeprefix(registry.PYTHON) if kind.startswith(registry.PYTHON) else None
-    if type(part).__qualname__ != wanted:
-        raise ConfigError(
-            f"the {family} of this export is {'of class ' + wanted if wanted else f'the kind {kind!r}'}, "
-            f"got a {type(part).__qualname__}",
-            next_step=f"load_export(path, {family}={wanted}(...))"
-            if wanted
-            else "load_export(path) makes it",
-        )
-
-
-def _first_head(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The head of an export of version 1."""
-    return {"name": "retrieval", "options": {"normalize": manifest["normalize"]}}

@@ -10,7 +10,7 @@ import pytest
 from freescale.app.run.opened_run import evaluate_run, export_run
 from freescale.app.run.train_run import train_run
 from freescale.errors import ConfigError, DataError
-from freescale.exports.export import load_export
+from freescale.exports.opened_export import load_export
 from freescale.recipe import build_source, load_config
 from tests.item_files import write_made_up_content, write_made_up_texts
 from tests.small_run import SMALL, Recorder, make_run

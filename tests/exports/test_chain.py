@@ -253,6 +253,35 @@ def test_a_base_or_a_pointer_that_was_changed_is_refused(tmp_path: Path) -> None
         Publisher(tmp_path / "other")
 
 
+@pytest.mark.parametrize("file", ["current.json", "manifest.json", "delta.json"])
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), MemoryError()], ids=repr)
+def test_what_is_no_damage_is_not_told_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, error: Exception
+) -> None:
+    chain, read = _published(tmp_path / "chain", 3), Path.read_text
+
+    def read_text(path: Path, *args: str, **options: str) -> str:
+        if path.name == file:
+            raise error
+        return read(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    with pytest.raises(type(error)) as caught:
+        load_version(chain)
+    assert caught.value is error
+
+
+def test_a_base_that_cannot_be_served_says_why_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = _published(tmp_path / "chain", 1)
+    monkeypatch.setattr("freescale.exports.version.ITEM_COLUMN", "vec")
+    with pytest.raises(
+        DataError, match=r"crosses of features(.|\n)*next: +`freescale export RUN_DIR OUT_DIR`"
+    ):
+        load_version(chain)
+
+
 @pytest.mark.parametrize("what", ["first", "delta", "compact"])
 def test_killed_before_any_write_the_chain_is_the_one_before_or_the_one_after(
     tmp_path: Path, what: str

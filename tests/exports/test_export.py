@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,7 +18,8 @@ from freescale.embedding import SGD, DirectMap, HashMap
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, DataError
-from freescale.exports.export import load_export, write_export
+from freescale.exports.export import write_export
+from freescale.exports.opened_export import load_export
 from freescale.exports.recommendations import best
 from freescale.kernels import SequenceLayout
 from freescale.model.compression.token_cache import TokenCache
@@ -25,6 +28,7 @@ from freescale.model.parts.moe import moe_layers
 from freescale.model.recommender import Recommender, make_encoder
 from freescale.train.item_vectors import IdItems
 from tests.list_source import ListSource
+from tests.other_user import as_other_user, only_root
 
 DIM, MAX_LENGTH = 6, 5
 HISTORY = [3, 90, 14, 3, 25, 61, 7, 12]
@@ -315,6 +319,60 @@ def test_an_export_of_the_first_version_still_opens(tmp_path, normalize):
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="not a readable"):
         load_export(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(13, "Permission denied"),
+        MemoryError("no room"),
+        AttributeError("a mistake in its code"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_no_damage_is_not_told_as_damage(tmp_path, monkeypatch, error):
+    def broken(*args, **options):
+        raise error
+
+    folder = export(tmp_path / "out", make_parts())
+    monkeypatch.setattr("freescale.exports.export_reader.make_encoder", broken)
+    with pytest.raises(type(error)) as caught:
+        load_export(folder)
+    assert caught.value is error
+
+
+def test_an_error_with_a_next_step_of_its_own_keeps_it(tmp_path, monkeypatch):
+    def refused(*args, **options):
+        raise DataError("the words of features are of another time", got="3", next_step="train again")
+
+    folder = export(tmp_path / "out", make_parts())
+    monkeypatch.setattr("freescale.exports.export_reader.make_encoder", refused)
+    with pytest.raises(DataError, match=r"got: +3\n +next: +train again"):
+        load_export(folder)
+
+
+def test_weights_of_another_shape_than_the_manifest_says_are_refused(tmp_path):
+    folder = export(tmp_path / "out", make_parts())
+    shape = json.loads((folder / "manifest.json").read_text())["encoder"]
+    rewrite_manifest(folder, encoder=shape | {"layers": 1})
+    with pytest.raises(CheckpointError, match="not a readable FreeScale export"):
+        load_export(folder)
+
+
+@only_root
+def test_a_folder_of_another_user_is_not_called_damaged(tmp_path):
+    def told():
+        try:
+            load_export(folder)
+        except Exception as error:
+            return type(error).__name__
+        return "read"
+
+    with tempfile.TemporaryDirectory() as parent:
+        Path(parent).chmod(0o755)
+        folder = export(Path(parent) / "out", make_parts())
+        (folder / "manifest.json").chmod(0o600)
+        assert as_other_user(told) == "PermissionError"
 
 
 SEGMENTS = {"recent": 3, "length": 4, "summaries": 2}

@@ -14,7 +14,7 @@ from freescale.app.run.opened_run import export_run, open_run
 from freescale.data import prepare
 from freescale.data.schema.reading import checked_schema
 from freescale.errors import DataError
-from freescale.exports.export import load_export
+from freescale.exports.opened_export import load_export
 from freescale.model import target_index
 from tests.exports.test_served_features import trained
 

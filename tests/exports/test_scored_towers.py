@@ -11,7 +11,7 @@ import torch
 
 from freescale.app.run.opened_run import export_run, open_run
 from freescale.errors import DataError
-from freescale.exports.export import load_export
+from freescale.exports.opened_export import load_export
 from freescale.kernels import SequenceLayout
 from freescale.model import target_index
 from tests.effort import slow

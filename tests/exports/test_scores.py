@@ -9,7 +9,8 @@ import torch
 
 from freescale.embedding import DirectMap
 from freescale.errors import DataError
-from freescale.exports.export import load_export, write_export
+from freescale.exports.export import write_export
+from freescale.exports.opened_export import load_export
 from freescale.model import Recommender, make_encoder, make_head
 from freescale.train.item_vectors import IdItems
 from tests.exports.test_export import CATALOG, DIM, make_parts

@@ -18,7 +18,7 @@ from freescale.data import prepare
 from freescale.data.schema.reading import checked_schema
 from freescale.data.sources._synthetic_features import COUNTRIES
 from freescale.errors import DataError
-from freescale.exports.export import load_export
+from freescale.exports.opened_export import load_export
 from freescale.recipe import load_config
 from freescale.train.loop import train
 from tests.small_run import SMALL, make_run

@@ -19,7 +19,8 @@ from freescale.embedding import SGD, DirectMap
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, ConfigError
-from freescale.exports.export import load_export, write_export
+from freescale.exports.export import write_export
+from freescale.exports.opened_export import load_export
 from freescale.kernels import SequenceLayout
 from freescale.model.head import check_columns, make_head
 from freescale.model.quality.metrics import FULL_RANKING, NEVER

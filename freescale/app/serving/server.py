@@ -129,9 +129,9 @@ class ChainServer:
                     current = self.model.served.current
                     self._tell(f"version {current.seq}, step {current.facts.get('step')}")
                 told = ""
-            except FreeScaleError as error:
+            except Exception as error:  # of whatever kind: the next look may go well
                 if str(error) != told:  # once, not every second
-                    self._tell(f"the version before goes on answering: {error}")
+                    self._tell(f"the version before goes on answering: {str(error) or type(error).__name__}")
                 told = str(error)
 
 

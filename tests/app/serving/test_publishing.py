@@ -199,6 +199,28 @@ def test_a_delta_that_is_missing_leaves_the_version_before(
         model.refresh()
 
 
+def test_a_server_follows_on_after_an_error_that_has_nothing_to_do_with_the_chain(
+    chain: tuple[Path, list[Published]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, told, looked = ChainModel(chain[0]), [], threading.Event()
+    errors = [MemoryError(), PermissionError(13, "Permission denied")]
+
+    def refresh() -> bool:
+        if errors:
+            raise errors.pop()
+        looked.set()
+        return False
+
+    monkeypatch.setattr(model, "refresh", refresh)
+    server = ChainServer(model, refresh_s=0.01, tell=told.append)
+    threading.Thread(target=server.serve, daemon=True).start()
+    try:
+        assert looked.wait(20)
+    finally:
+        server.close()
+    assert [line.split(": ")[1] for line in told] == ["[Errno 13] Permission denied", "MemoryError"]
+
+
 def test_a_model_behind_a_compacted_chain_loads_the_new_base(
     chain: tuple[Path, list[Published]], tmp_path: Path
 ) -> None:
