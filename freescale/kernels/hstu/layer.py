@@ -10,7 +10,7 @@ layer of width 512. Tried on an H200, its kernels lost 0.5 ms by it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,39 +18,17 @@ from torch.autograd.function import once_differentiable
 
 from freescale.kernels.attention import (
     MAX_WIDTH,
-    AttentionMask,
     FusedAttention,
-    SequenceLayout,
     check_bias,
     check_tokens,
     kernels_know,
     tiles_for,
 )
 from freescale.kernels.dropout import Masked
+from freescale.kernels.hstu.kept_parts import KeptPart, given_back
 from freescale.kernels.hstu.parts import AddProduct, GateFunction, GradBuffer, Project, compute_dtype
+from freescale.kernels.hstu.weights import LayerWeights, WholeBatch
 from freescale.kernels.runtime import Later, can_fuse, later
-
-
-class LayerWeights(NamedTuple):
-    """The weights of an HSTU layer: u, v, q, k side by side, its output, and the tables of its bias."""
-
-    uvqk: Tensor
-    output: Tensor
-    output_bias: Tensor
-    position_bias: Tensor | None
-    time_bias: Tensor | None
-
-
-class WholeBatch(NamedTuple):
-    """What attention over whole sequences needs to know of a batch; times only with a time bias.
-
-    A mask from outside has no kernels: `View.fusable_batch` gives no such batch then, and the layer runs by its parts.
-    """
-
-    layout: SequenceLayout
-    mask: AttentionMask | None
-    query_time: Tensor | None
-    key_time: Tensor | None
 
 
 def can_fuse_layer(x_TD: Tensor, *, heads: int) -> bool:
@@ -85,21 +63,6 @@ def fused_layer(
     return _Layer.apply(x_TD, *weights, buckets, batch, heads, scale, dropped, takers)  # type: ignore[no-untyped-call]
 
 
-class _Kept:
-    """What a part keeps for its gradients; to the part it is autograd's context."""
-
-    room: GradBuffer
-
-    def __init__(self) -> None:
-        self.saved_tensors: tuple[Any, ...] = ()
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        self.saved_tensors = tensors
-
-    def mark_dirty(self, *tensors: Tensor) -> None:
-        """Nothing: what a part writes over is another part's own."""
-
-
 class _Layer(torch.autograd.Function):
     """The parts one after the other, and their gradients in reverse."""
 
@@ -119,7 +82,7 @@ class _Layer(torch.autograd.Function):
         dropped: Masked | None,
         takers: tuple[Later | None, Later | None, Later | None, Later | None],
     ) -> Tensor:
-        project, attention, gate, product = parts = [_Kept() for _ in range(4)]
+        project, attention, gate, product = parts = [KeptPart() for _ in range(4)]
         room = GradBuffer()
         u, v, q, k, residual = Project.forward(project, x, uvqk, output_bias, room, takers[0])
         num_tokens, width = u.shape
@@ -153,7 +116,7 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        project, attention, gate, product = _given_back(ctx)
+        project, attention, gate, product = given_back(ctx)
         residual, dy, d_output, _ = AddProduct.gradients(product, grad)
         du, da, *_ = GateFunction.gradients(gate, dy)
         attended = da.view(attention.saved_tensors[0].shape)
@@ -161,14 +124,3 @@ class _Layer(torch.autograd.Function):
         flat = [x.view(du.shape) for x in (dv, dq, dk) if x is not None]
         dx, d_uvqk, d_bias, *_ = Project.gradients(project, du, *flat, residual)
         return dx, d_uvqk, d_output, d_bias, *d_tables, *(None,) * 6
-
-
-def _given_back(ctx: Any) -> list[_Kept]:
-    """The parts with what they keep, for this call alone: the graph may be gone through again."""
-    tensors, found, end = ctx.saved_tensors, [], 0
-    for part, count in zip(ctx.parts, ctx.counts):
-        own = _Kept()
-        own.__dict__.update(part.__dict__)
-        own.saved_tensors, end = tensors[end : end + count], end + count
-        found.append(own)
-    return found

@@ -8,7 +8,6 @@ the gate, both ways, and what the layer adds to its input is added by the produc
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from freescale.kernels.attention import last_dense
 from freescale.kernels.dropout import Masked
 from freescale.kernels.hstu import reference
+from freescale.kernels.hstu.row_programs import FEW, NOTHING_DROPPED, by_rows, mask_numbers, rows_shape
 from freescale.kernels.runtime import (
     Later,
     add_product_to,
@@ -32,9 +32,6 @@ from freescale.kernels.runtime import (
 
 # Blocks of rows a program of the norm's backward adds up: fewer programs would not fill the GPU, more write more sums.
 _STEPS = 8
-# Numbers a program works on; backwards hold several of each in registers, and with half as many twice as many programs
-# fit on an SM.
-_MANY, _FEW = 4096, 2048
 
 
 class GradBuffer:
@@ -152,12 +149,12 @@ class Project(torch.autograd.Function):
         residual = torch.empty(x.shape, dtype=x.dtype, device=device)
         rstd = torch.empty(num_rows, dtype=torch.float32, device=device)
         tensors = {"X": x, "Bias": bias, "Out": normed, "Rstd": rstd, "Residual": residual}
-        _by_rows(triton_rows.norm_kernel, x.shape[1], tensors, {"x_row": x.stride(0)})
+        by_rows(triton_rows.norm_kernel, x.shape[1], tensors, {"x_row": x.stride(0)})
         narrow = weight.to(dtype)
         before = product(normed, narrow)
         width = before.shape[1] // 4
         after = before.new_empty(num_rows, 3 * width)
-        _by_rows(triton_rows.silu_kernel, width, {"X": before, "Out": after}, {})
+        by_rows(triton_rows.silu_kernel, width, {"X": before, "Out": after}, {})
         ctx.save_for_backward(normed, rstd, narrow, before)
         ctx.room, ctx.dtypes, ctx.taker = room, (x.dtype, weight.dtype, bias.dtype), taker
         return before[:, :width], *after.chunk(3, dim=-1), residual
@@ -171,7 +168,7 @@ class Project(torch.autograd.Function):
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         parts = [last_dense(grad) for grad in grads[1:4]]
         d_before = ctx.room.around(grads[0])
-        _by_rows(
+        by_rows(
             triton_rows.silu_backward_kernel,
             before.shape[1] // 4,
             {"X": before, **dict(zip("ABC", parts)), "Out": d_before},
@@ -204,9 +201,9 @@ class GateFunction(torch.autograd.Function):
         out = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         strides = {"u_row": u.stride(0), "a_row": attended.stride(0)}
         # Where nothing is dropped no key is read; something must stand there.
-        keys, site, constants = (u, 0, _NOTHING_DROPPED) if mask is None else _split(mask)
+        keys, site, constants = (u, 0, NOTHING_DROPPED) if mask is None else mask_numbers(mask)
         tensors = {"U": u, "A": attended, "Keys": keys, "Out": out}
-        _by_rows(triton_rows.gate_kernel, u.shape[1], tensors, {**strides, **constants}, site=site)
+        by_rows(triton_rows.gate_kernel, u.shape[1], tensors, {**strides, **constants}, site=site)
         ctx.save_for_backward(u, attended, keys)
         ctx.room, ctx.dropped = room, (site, constants)
         return out
@@ -222,7 +219,7 @@ class GateFunction(torch.autograd.Function):
         da = torch.empty(attended.shape, dtype=attended.dtype, device=attended.device)
         tensors = {"U": u, "A": attended, "DOut": grad.contiguous(), "Keys": keys, "DU": du, "DA": da}
         strides = {"u_row": u.stride(0), "a_row": attended.stride(0), "du_row": du.stride(0), **constants}
-        _by_rows(triton_rows.gate_backward_kernel, u.shape[1], tensors, strides, numbers=_FEW, site=site)
+        by_rows(triton_rows.gate_backward_kernel, u.shape[1], tensors, strides, numbers=FEW, site=site)
         return du, da, None, None
 
     backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
@@ -257,7 +254,7 @@ def _norm_backward(tensors: dict[str, Tensor], width: int) -> Tensor:
     triton_rows = kernels_of("hstu.triton.rows")
 
     num_rows = tensors["Y"].shape[0]
-    shape = _shape(width, _FEW)
+    shape = rows_shape(width, FEW)
     num_programs = -(-num_rows // (shape["ROWS"] * _STEPS))
     sums = tensors["Rstd"].new_empty(num_programs, width)
     start_kernel(
@@ -268,37 +265,6 @@ def _norm_backward(tensors: dict[str, Tensor], width: int) -> Tensor:
         {**shape, "STEPS": _STEPS},
     )
     return sums.sum(0)
-
-
-_NOTHING_DROPPED: dict[str, Any] = {"THRESHOLD": 0, "SCALE": 1.0}
-
-
-def _split(mask: Masked) -> tuple[Tensor, int, dict[str, Any]]:
-    """Keys, site, and what kernels are compiled for."""
-    return mask.keys, mask.site, {"THRESHOLD": mask.threshold, "SCALE": mask.scale}
-
-
-def _by_rows(
-    kernel: Any,
-    width: int,
-    tensors: dict[str, Tensor],
-    constants: dict[str, Any],
-    *,
-    numbers: int = _MANY,
-    **values: int,
-) -> None:
-    """Start a kernel over all rows of its first tensor."""
-    num_rows, shape = next(iter(tensors.values())).shape[0], _shape(width, numbers)
-    grid = (-(-num_rows // shape["ROWS"]),)
-    start_kernel(kernel, grid, tensors, {"num_rows": num_rows, **values}, {**constants, **shape})
-
-
-@cache
-def _shape(width: int, numbers: int) -> dict[str, int]:
-    """Rows of about so many numbers a program."""
-    block = max(16, 1 << (width - 1).bit_length())
-    rows = max(1, numbers // block)
-    return {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": 4 if block <= 1024 else 8}
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

@@ -22,9 +22,8 @@ from freescale.kernels.runtime import linear, multiplied
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from freescale.kernels.hstu.layer import LayerWeights, WholeBatch
-    from freescale.kernels.hstu.stu import STUWeights
     from freescale.kernels.hstu.summed import Taken
+    from freescale.kernels.hstu.weights import LayerWeights, STUWeights, WholeBatch
 
 
 def plain_norm(x: Tensor) -> Tensor:

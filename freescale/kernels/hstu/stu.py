@@ -8,7 +8,7 @@ are multiplied into W, which is small; gradients of W and of the norm follow fro
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,44 +17,16 @@ from torch.autograd.function import once_differentiable
 from freescale.kernels.attention import MAX_WIDTH, FusedAttention, last_dense, tiles_for, token_room
 from freescale.kernels.dropout import Masked
 from freescale.kernels.hstu import reference
-from freescale.kernels.hstu.layer import WholeBatch, _given_back, _Kept
-from freescale.kernels.hstu.parts import (
-    _FEW,
-    _NOTHING_DROPPED,
-    AddProduct,
-    _by_rows,
-    _shape,
-    _split,
-    compute_dtype,
-)
+from freescale.kernels.hstu.kept_parts import KeptPart, given_back
+from freescale.kernels.hstu.parts import AddProduct, compute_dtype
+from freescale.kernels.hstu.row_programs import FEW, NOTHING_DROPPED, by_rows, mask_numbers, rows_shape
+from freescale.kernels.hstu.weights import STUWeights, WholeBatch
 from freescale.kernels.runtime import can_fuse, kernels_of, product, start_kernel, weight_gradient
 
 # Blocks of rows a program of the gate's backward adds up, and numbers in a block. Of twelve shapes the best on an H200:
 # 684,000 rows of 512 take 1.76 ms with 2 warps of a row each; 4 warps take 2.65.
 _STEPS = 16
 _PAIR = 1024
-
-
-class STUWeights(NamedTuple):
-    """The weights of a layer.
-
-    Args:
-        norm: [D] of the norm of states.
-        norm_bias: [D].
-        uvqk: [D, 4 D] u, v, q, k side by side.
-        uvqk_bias: [4 D].
-        gate: [D] of the norm of attended values.
-        gate_bias: [D].
-        output: [D, 3 D].
-    """
-
-    norm: Tensor
-    norm_bias: Tensor
-    uvqk: Tensor
-    uvqk_bias: Tensor
-    gate: Tensor
-    gate_bias: Tensor
-    output: Tensor
 
 
 def stu_project(
@@ -148,7 +120,7 @@ class _NormProject(torch.autograd.Function):
         rstd = torch.empty(len(x), dtype=torch.float32, device=x.device)
         residual = torch.empty(x.shape, dtype=x.dtype, device=x.device) if past else normed
         tensors = {"X": x, "Out": normed, "Rstd": rstd, "Residual": residual}
-        _by_rows(kernels.norm_kernel, x.shape[1], tensors, {"x_row": x.stride(0), "RESIDUAL": past})
+        by_rows(kernels.norm_kernel, x.shape[1], tensors, {"x_row": x.stride(0), "RESIDUAL": past})
         narrow = (norm[:, None] * weight).to(dtype)
         added = torch.addmv(bias, weight.t(), norm_bias).to(dtype)
         out = torch.addmm(added, normed, narrow, out=normed.new_empty(len(x), weight.shape[1]))
@@ -169,7 +141,7 @@ class _NormProject(torch.autograd.Function):
         residual = normed if past is None else past.contiguous()
         tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Residual": residual, "DX": dx}
         options = {"RESIDUAL": past is not None}
-        _by_rows(kernels.norm_backward_kernel, normed.shape[1], tensors, options, numbers=_FEW)
+        by_rows(kernels.norm_backward_kernel, normed.shape[1], tensors, options, numbers=FEW)
         return dx, *_through_product(d_narrow, d_bias, norm, norm_bias, weight)
 
     backward = staticmethod(once_differentiable(lambda ctx, grad: (*_NormProject.gradients(ctx, grad), None)))  # type: ignore[assignment]
@@ -193,7 +165,7 @@ class _Gate:
         kernels = kernels_of("hstu.triton.stu")
         out = u.new_empty(len(u), 3 * u.shape[1])
         # Where nothing is dropped no key is read; something must stand there.
-        keys, site, constants = (u, 0, _NOTHING_DROPPED) if mask is None else _split(mask)
+        keys, site, constants = (u, 0, NOTHING_DROPPED) if mask is None else mask_numbers(mask)
         tensors = {"U": u, "A": attended, "Weight": weight, "Bias": bias, "Keys": keys, "Out": out}
         strides = {"u_row": u.stride(0), "a_row": attended.stride(0)}
         num_rows, shape = len(u), _gate_shape(u.shape[1])
@@ -231,7 +203,7 @@ class _Gate:
 
 def _gate_shape(width: int) -> dict[str, int]:
     """Rows a program of the gate has, and warps for them: 16 numbers a thread."""
-    shape = _shape(width, _PAIR)
+    shape = rows_shape(width, _PAIR)
     return {**shape, "num_warps": max(1, shape["ROWS"] * shape["BLOCK"] // 512)}
 
 
@@ -255,7 +227,7 @@ class _Layer(torch.autograd.Function):
         scale: float,
         dropped: Masked | None,
     ) -> Tensor:
-        project, attention, gate, last = parts = [_Kept() for _ in range(4)]
+        project, attention, gate, last = parts = [KeptPart() for _ in range(4)]
         wide, residual = _NormProject.forward(project, x, norm, norm_bias, uvqk, uvqk_bias, past=True)
         u, *vqk = wide.chunk(4, dim=1)
         v, q, k = (part.unflatten(1, (heads, -1)) for part in vqk)
@@ -277,7 +249,7 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        project, attention, gate, last = _given_back(ctx)
+        project, attention, gate, last = given_back(ctx)
         grad = grad.contiguous()
         _, dy, d_output, _ = AddProduct.gradients(last, grad)
         u = gate.saved_tensors[0]
@@ -320,7 +292,7 @@ class _OfTargets(torch.autograd.Function):
         normed = torch.empty(x.shape, dtype=dtype, device=x.device)
         rstd = torch.empty(len(x), dtype=torch.float32, device=x.device)
         tensors = {"X": x, "Out": normed, "Rstd": rstd, "Residual": normed}
-        _by_rows(kernels.norm_kernel, x.shape[1], tensors, {"x_row": x.stride(0), "RESIDUAL": False})
+        by_rows(kernels.norm_kernel, x.shape[1], tensors, {"x_row": x.stride(0), "RESIDUAL": False})
         of_own, of_all = _own_and_all((norm[:, None] * uvqk).to(dtype))
         own_added, all_added = _own_and_all(torch.addmv(uvqk_bias, uvqk.t(), norm_bias).to(dtype))
         picked = normed.index_select(0, index)
@@ -328,7 +300,7 @@ class _OfTargets(torch.autograd.Function):
         vk = torch.addmm(all_added, normed, of_all).chunk(2, dim=1)
         q = torch.zeros_like(normed).index_copy_(0, index, q_own)
         v, k, q = (part.unflatten(1, (heads, -1)) for part in (*vk, q))
-        attention, work = _Kept(), batch.layout.work
+        attention, work = KeptPart(), batch.layout.work
         attended = FusedAttention.forward(
             attention, q, k, v, None, None, None, work, batch.mask, alpha, scale,
             tiles_for(q.shape[2], q.dtype, long=work.long, biased=False),
@@ -344,7 +316,7 @@ class _OfTargets(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, du: Tensor, da: Tensor, d_own: Tensor) -> tuple[Tensor | None, ...]:
         kernels = kernels_of("hstu.triton.stu")
-        (attention,) = _given_back(ctx)
+        (attention,) = given_back(ctx)
         index, normed, rstd, picked, of_own, of_all, norm, norm_bias, weight = ctx.saved_tensors[-9:]
         width, heads = normed.shape[1], ctx.heads
         d_attended = torch.zeros_like(normed).index_copy_(0, index, da.to(normed.dtype))
@@ -362,7 +334,7 @@ class _OfTargets(torch.autograd.Function):
         d_normed.index_add_(0, index, product(d_uq, of_own.t()))
         dx = torch.empty(normed.shape, dtype=ctx.dtype, device=normed.device)
         tensors = {"Y": normed, "Rstd": rstd, "DY": d_normed, "Residual": normed, "DX": dx}
-        _by_rows(kernels.norm_backward_kernel, width, tensors, {"RESIDUAL": False}, numbers=_FEW)
+        by_rows(kernels.norm_backward_kernel, width, tensors, {"RESIDUAL": False}, numbers=FEW)
         dx.index_add_(0, index, d_own.to(dx.dtype))
         return dx, None, *_through_product(d_narrow, d_bias, norm, norm_bias, weight), *(None,) * 4
 
