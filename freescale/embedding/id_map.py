@@ -12,16 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-import torch
 from torch import Tensor
-
-from freescale.errors import DataError
 
 if TYPE_CHECKING:
     from freescale.comm import Transport
     from freescale.embedding.sharding.sharded import ShardedEmbedding
-
-_WHOLE = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
 class IdMap(Protocol):
@@ -129,15 +124,3 @@ class IdMapKind(Protocol):
                 training; ids travel as the embedding's rows do where it is None.
             options: those of the kind.
         """
-
-
-def check_whole(numbers: Tensor, *, what: str) -> None:
-    """Refuse ids or rows that are no whole numbers: cut off, different ones would share a row."""
-    if isinstance(numbers, Tensor) and (numbers.dtype in _WHOLE or not numbers.numel()):
-        return
-    raise DataError(
-        f"{what} must be whole numbers in a tensor",
-        got=numbers.dtype if isinstance(numbers, Tensor) else f"a {type(numbers).__name__}",
-        allowed="int64, or a smaller integer type",
-        next_step=f"torch.tensor({what}, dtype=torch.int64)",
-    )

@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from freescale.comm.traffic.channels import open_channels
 from freescale.comm.transports.registry import make_transport
+from freescale.comm.world.nccl_trial import try_shared_nccl
 from freescale.comm.world.shared_gpu.nccl import no_shared_nccl
-from freescale.comm.world.shared_gpu.nccl_trial import try_shared_nccl
 from freescale.comm.world.shared_gpu.shares import virtual_gpus
 from tests.gpu.test_sm_free_transport import GPU, check, prioritized_bits, rows_for, run_on_gpu
 from tests.small_run import SMALL

@@ -19,7 +19,7 @@ from freescale.embedding.sharded_compute import ShardedCompute
 from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import DataError
-from freescale.exports.export import load_export, write_export
+from freescale.exports.export import write_export
 from freescale.exports.opened_export import load_export
 from freescale.model.encoders.hstu import HSTU
 from freescale.model.heads import RankingHead, RetrievalHead

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         publish_membership,
         send_word,
     )
+    from freescale.comm.world.nccl_trial import try_shared_nccl
     from freescale.comm.world.processes import Processes, RanksEndedError, naming_the_ended, other_processes
     from freescale.comm.world.ranks import Ranks, all_reduce, device_name, pick_device
     from freescale.comm.world.shared_gpu import (
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
         is_mps_client,
         loaded_nccl,
         no_shared_nccl,
-        try_shared_nccl,
         virtual_gpus,
         virtual_gpus_here,
     )

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freescale.embedding.id_map import check_whole
 from freescale.embedding.ids.admission import LONG_AGO, make_admission
 from freescale.embedding.ids.eviction import FIRST, Eviction, check_policy
 from freescale.embedding.ids.id_stats import COUNTS, histogram
+from freescale.embedding.whole_numbers import check_whole
 from freescale.errors import CheckpointError, ConfigError, DataError
 from freescale.kernels import id_table
 from freescale.kernels.id_table import EMPTY, SlotLayout, make_layout

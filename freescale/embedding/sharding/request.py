@@ -23,8 +23,8 @@ from torch import Tensor
 
 from freescale.comm import Transport
 from freescale.comm.traffic import OwnedKeys, Relay, Route, TravelOrder, send_keys, send_keys_by_node
-from freescale.embedding.id_map import check_whole
 from freescale.embedding.sharding.plan import TablePlan, TableSpec
+from freescale.embedding.whole_numbers import check_whole
 from freescale.errors import DataError
 from freescale.jagged import spans
 from freescale.kernels.rows import RowPlan, overlap, plan_of_unique, unique

@@ -24,7 +24,6 @@ from freescale.comm import Transport
 from freescale.comm.traffic import NodeStages, OwnedKeys
 from freescale.comm.transports import make_transport
 from freescale.comm.world import all_reduce
-from freescale.embedding.id_map import check_whole
 from freescale.embedding.sharding.plan import TableSpec, plan_tables
 from freescale.embedding.sharding.request import check_range
 from freescale.embedding.sharding.row_exchange import RowExchange
@@ -32,6 +31,7 @@ from freescale.embedding.sharding.table_state import TableState
 from freescale.embedding.tables.direct import DirectLookup, PlannedRows
 from freescale.embedding.tables.home import Home, merged
 from freescale.embedding.tables.lookup import Lookup, UniqueRows, as_leaf
+from freescale.embedding.whole_numbers import check_whole
 from freescale.errors import DataError
 from freescale.kernels.rows import RowPlan, plan_again, unique, unique_of
 from freescale.kernels.runtime import on_device

@@ -18,8 +18,9 @@ from freescale.errors import DataError
 from freescale.kernels.attention import KeyValueBuffer
 from freescale.model.serving.history_store import HistoryStore
 from freescale.model.serving.request_graph import Pass, record_cuda
-from freescale.model.views.cached_view import CachedView, KeptKeys
+from freescale.model.views.cached_view import CachedView
 from freescale.model.views.candidate_rows import MOST_EVENTS
+from freescale.model.views.kept_keys import KeptKeys
 
 
 class CandidateGraph:

@@ -9,13 +9,13 @@ Distances and times come from what each cache says of its tokens.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from freescale.data import Ints, SequenceBatch
+from freescale.data import SequenceBatch
 from freescale.jagged import group_index
 from freescale.kernels.attention import (
     CachedPlan,
@@ -30,40 +30,9 @@ from freescale.kernels.attention import (
 )
 from freescale.kernels.runtime import to_device
 from freescale.model.views.candidate_rows import CandidateRows
+from freescale.model.views.kept_keys import KeptKeys
 from freescale.model.views.padded_heads import PaddedHeads, Padding
 from freescale.model.views.view import KeepKeys
-
-
-class KeptKeys(Protocol):
-    """Keys and values kept of several users, side by side in one store; `PackedCaches` and `HistoryCaches` are such."""
-
-    @property
-    def keys(self) -> Tensor:
-        """[layers, N, heads, width]; empty where nobody has any."""
-
-    @property
-    def values(self) -> Tensor:
-        """The same; their width may differ."""
-
-    @property
-    def positions(self) -> Tensor:
-        """[N] position of each."""
-
-    @property
-    def times(self) -> Tensor | None:
-        """[N] time stamp of each."""
-
-    @property
-    def starts(self) -> Ints:
-        """[users] where those of each begin."""
-
-    @property
-    def counts(self) -> Ints:
-        """[users] how many each has."""
-
-    @property
-    def ends(self) -> Ints:
-        """[users] position of the token that follows."""
 
 
 class CachedView:

@@ -21,7 +21,7 @@ from freescale.kernels.attention import (
 from freescale.kernels.runtime import to_device
 
 if TYPE_CHECKING:
-    from freescale.model.views.cached_view import KeptKeys
+    from freescale.model.views.kept_keys import KeptKeys
 
 MOST_EVENTS = 16
 """New events a request that are tiles beside those of candidates; with more of them, tiles of one event are a waste."""

@@ -6,8 +6,7 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.comm.world.shared_gpu.mps import is_mps_client
-    from freescale.comm.world.shared_gpu.nccl import loaded_nccl, no_shared_nccl
-    from freescale.comm.world.shared_gpu.nccl_trial import try_shared_nccl
+    from freescale.comm.world.shared_gpu.nccl import PROMISED, SHARED, loaded_nccl, no_shared_nccl
     from freescale.comm.world.shared_gpu.shares import (
         can_share,
         check_request,

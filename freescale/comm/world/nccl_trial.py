@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 from freescale.comm.world.joining import backend_for, join_ranks
 from freescale.comm.world.launcher import as_rank, launch
-from freescale.comm.world.shared_gpu.nccl import PROMISED, SHARED, loaded_nccl, no_shared_nccl
-from freescale.comm.world.shared_gpu.shares import virtual_gpus
+from freescale.comm.world.shared_gpu import PROMISED, SHARED, loaded_nccl, no_shared_nccl, virtual_gpus
 from freescale.errors import FreeScaleError, TrainingError
 
 
