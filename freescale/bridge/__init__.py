@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from freescale.bridge.row_folder import RowFolder, write_row_folder
     from freescale.bridge.saved_tables import RowsById, SavedTable, choose_tables, read_rows
     from freescale.bridge.start_rows import fill_table, rows_by_id
-    from freescale.bridge.versions import TORCHREC, require_torchrec
+    from freescale.bridge.versions import require_torchrec
     from freescale.bridge.written_tables import as_saved, names_of_table
 else:
     __getattr__, __dir__ = open_door(__name__)

@@ -26,38 +26,30 @@ if TYPE_CHECKING:
     from freescale.data.features.request_features import describe as describe_request
     from freescale.data.features.served_items import ServedItems
     from freescale.data.listed_histories import ListedHistories
-    from freescale.data.log.log_file import Log, LogRules, WindowEntry, is_log, load_log
+    from freescale.data.log.log_file import Log, WindowEntry, is_log, load_log
     from freescale.data.log.log_source import LogSource
-    from freescale.data.log.sealer import Sealed
     from freescale.data.log.sealer import append as append_log
     from freescale.data.log.sealer import drop as drop_windows
     from freescale.data.negatives import draw_negatives
     from freescale.data.pools import PoolIndex, PoolRule
     from freescale.data.preparing.preparation import ColumnNames, prepare
     from freescale.data.preparing.raw_format import RawFormat, RawSample, Reading
-    from freescale.data.preparing.raw_input import format_names
     from freescale.data.requests.anchors import AnchorRule
-    from freescale.data.requests.log_requests import LogRequests, NextRequests, WindowRequests
+    from freescale.data.requests.log_requests import LogRequests, NextRequests
     from freescale.data.requests.request_examples import RequestExamples, outcome_columns
     from freescale.data.requests.request_rule import RequestRule
-    from freescale.data.requests.target_facts import (
-        RepeatShare,
-        TaskFacts,
-        label_shares,
-        measure_repeats,
-        task_facts,
-    )
+    from freescale.data.requests.target_facts import RepeatShare, label_shares, measure_repeats, task_facts
     from freescale.data.requests.task_rule import TaskRule, parse_tasks
     from freescale.data.requests.token_rule import TokenRule
     from freescale.data.schema.choosing import choose_features
-    from freescale.data.schema.feature import Feature, Schema, TableUse, legacy_schema
+    from freescale.data.schema.feature import Feature, Schema, legacy_schema
     from freescale.data.schema.reading import checked_schema, load_schema, read_schema
     from freescale.data.schema.reading import refuse as refuse_problems
     from freescale.data.schema.vocabulary import NONE
     from freescale.data.schema.vocabulary import WORDS as SCHEMA_WORDS
     from freescale.data.source import IntArray, SequenceSource, Split, SplitSource, check_source
     from freescale.data.source_kinds import open_source, source_kind
-    from freescale.data.sources.parquet import ParquetOptions, ParquetSource
+    from freescale.data.sources.parquet import ParquetSource
     from freescale.data.sources.synthetic import SyntheticOptions, SyntheticSource
     from freescale.data.stored.digest import DataDigest, differences, digest_data
     from freescale.data.stored.durable import sync_folder, sync_tree, write_durably

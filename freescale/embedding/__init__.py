@@ -27,11 +27,10 @@ if TYPE_CHECKING:
         RowSubset,
         check_range,
         exchange_all_ids,
-        exchange_ids,
         find_overlaps,
     )
     from freescale.embedding.sharding.sharded import ShardedEmbedding
-    from freescale.embedding.tables.direct import DirectLookup, PlannedRows
+    from freescale.embedding.tables.direct import PlannedRows
     from freescale.embedding.tables.lookup import Lookup, UniqueRows, as_leaf
     from freescale.embedding.tables.table import EmbeddingTable, as_compute
 else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.exports.chain import ASIDE, Publisher, is_chain, load_version, read_current
+    from freescale.exports.chain import ASIDE, Publisher, is_chain, load_version
     from freescale.exports.chain_model import ChainModel
     from freescale.exports.export import RestOfItems, write_export
     from freescale.exports.export_reader import exported_version

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         retrieves,
         scores_candidates,
     )
-    from freescale.model.heads import RankingHead, RetrievalHead, TasksHead, TasksOptions, target_index
+    from freescale.model.heads import RetrievalHead, TasksHead, TasksOptions, target_index
     from freescale.model.inputs.context_tokens import ContextTokens
     from freescale.model.inputs.feature_join import FeatureJoin
     from freescale.model.inputs.feature_tokens import FeatureTokens
@@ -34,14 +34,7 @@ if TYPE_CHECKING:
     from freescale.model.parts.dropout import Dropout, drawn_by_rank, dropout_keys, dropout_step
     from freescale.model.parts.moe import MoE, moe_layers
     from freescale.model.parts.router import EXTRAS, nan_error
-    from freescale.model.quality.metrics import (
-        CUTOFFS,
-        FULL_RANKING,
-        NEVER,
-        BinaryQuality,
-        RankingQuality,
-        full_ranking,
-    )
+    from freescale.model.quality.metrics import CUTOFFS, FULL_RANKING, NEVER, RankingQuality, full_ranking
     from freescale.model.quality.task_quality import AcrossRanks, TaskQuality
     from freescale.model.recommender import Recommender, is_ours, make_encoder
     from freescale.model.serving.candidate_graph import CandidateGraph

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
-    from freescale.pipeline.ids.batch_ids import ids_of, unique_rows, with_indices
+    from freescale.pipeline.ids.batch_ids import ids_of, with_indices
     from freescale.pipeline.ids.batch_rows import TABLE, find_rows, look_up
     from freescale.pipeline.ids.feature_ids import Domain, FeatureIds, IdColumn
     from freescale.pipeline.ids.row_finder import RowFinder
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from freescale.pipeline.padding.padder import RAW_IDS, Padder
     from freescale.pipeline.padding.sizes import MOST_SIZES, PaddingSizes, PairLimit, RowCounts, foresee_sizes
     from freescale.pipeline.padding.source import padded_size
-    from freescale.pipeline.padding.step_numbers import StepNumbers, pack_numbers
+    from freescale.pipeline.padding.step_numbers import pack_numbers
     from freescale.pipeline.prioritized.adaptive import Switch
     from freescale.pipeline.prioritized.in_flight import ReadyRows
     from freescale.pipeline.prioritized.pipeline import LOOK_AHEAD, PrioritizedPipeline

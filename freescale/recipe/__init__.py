@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         load_config,
         read_recipe,
     )
-    from freescale.recipe.tables import TableOptions, table_options
+    from freescale.recipe.tables import table_options
     from freescale.recipe.tokens import export_features
     from freescale.recipe.trace import open_span_file
 else:

@@ -6,7 +6,6 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.train.accounts.accounting import AccountedStep, Accounts
-    from freescale.train.accounts.busy import BusyTimes, SeenStep
     from freescale.train.accounts.busy_meter import BusyMeter
     from freescale.train.accounts.cuda_clock import CudaClock
     from freescale.train.accounts.driver_counter import DriverCounter, open_nvml
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from freescale.train.log.events import MetricSink, Progress
     from freescale.train.log.expert_load import ExpertLoad, lengths_of_split_experts
     from freescale.train.log.guest_sink import GuestSink
-    from freescale.train.log.id_report import IdReport, id_reports
+    from freescale.train.log.id_report import id_reports
     from freescale.train.log.mllog import MllogSink
     from freescale.train.log.progress import TerminalSink
     from freescale.train.log.reports import write_step
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from freescale.train.quality.protocol import EvalProtocol
     from freescale.train.quality.run_evaluation import Evaluation, Judge, judged_event
     from freescale.train.rebalance import Rebalancer
-    from freescale.train.run import Run, RunState, Timetable, due_at
+    from freescale.train.run import Run, RunState, Timetable
     from freescale.train.state.checkpoint import Checkpoints
     from freescale.train.state.resume import Resumed, resume
     from freescale.train.state.run_lock import sole_run

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         OwnedKeys,
         Route,
         ask_owners,
-        route_by_owner,
         routes_by_edges,
         send_keys,
     )

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
         PrivateListener,
         call,
         check_start,
-        choose_interface,
         free_port,
         launched_by,
         nodes_asked_for,
         own_membership,
-        publish_membership,
         send_word,
     )
     from freescale.comm.world.nccl_trial import try_shared_nccl
