@@ -180,7 +180,6 @@ def schedule_opener(
         RowFinder,
         load_batches,
     )
-    from freescale.recipe.building.loading import makes_parcels
     from freescale.recipe.comm import row_channels
 
     embedding, id_map = tables.embedding, tables.id_map
@@ -239,3 +238,8 @@ def schedule_opener(
         )
 
     return open_schedule
+
+
+def makes_parcels(config: Config, padder: Padder | None) -> bool:
+    """Whether loader processes can write batches as they will travel: a parcel is a whole step."""
+    return padder is not None and config.optim.accumulate == 1

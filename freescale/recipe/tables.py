@@ -13,7 +13,7 @@ from freescale.recipe.reading.convert import checked, type_name
 from freescale.recipe.reading.keys import extra_keys, key, nested_entries, own_fields
 
 if TYPE_CHECKING:
-    from freescale.data import Schema
+    from freescale.data import BatchFeatures, Schema
     from freescale.recipe.config import Config
 
 _MAP = "map"
@@ -156,6 +156,11 @@ def _problems(config: Config, schema: Schema) -> list[str]:
                 f"tables.{name}.lr: is told as a multiple of embedding.lr, which is 0; raise that one"
             )
     return found
+
+
+def table_widths(config: Config, features: BatchFeatures) -> dict[str, int]:
+    """Width of the rows of every table that features have rows in."""
+    return {name: options.dim for name, options in table_options(config, features.schema).items()}
 
 
 def _words() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from freescale.recipe.building.run_tables import table_widths
 from freescale.recipe.reading.keys import changed, key, section_options
-from freescale.recipe.tables import table_options
+from freescale.recipe.tables import table_options, table_widths
 
 if TYPE_CHECKING:
     from freescale.comm.world import Ranks

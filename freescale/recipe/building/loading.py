@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from freescale.recipe.pipeline import makes_parcels as makes_parcels  # beside the question of how many
+
 if TYPE_CHECKING:
-    from freescale.pipeline import Padder
     from freescale.recipe.config import Config
 
 
@@ -59,8 +60,3 @@ def loader_processes(
         most = 3 if features else int(several)
     # One core for the thread that trains, one for the threads beside it.
     return LoaderProcesses(max(0, min(most, (os.cpu_count() or 1) // sharing - 2)), most)
-
-
-def makes_parcels(config: Config, padder: Padder | None) -> bool:
-    """Whether loader processes can write batches as they will travel: a parcel is a whole step."""
-    return padder is not None and config.optim.accumulate == 1

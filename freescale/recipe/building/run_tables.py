@@ -108,11 +108,6 @@ def _spread(id_map: IdMap, source: SequenceSource, embedding: ShardedEmbedding, 
     return spread
 
 
-def table_widths(config: Config, features: BatchFeatures) -> dict[str, int]:
-    """Width of the rows of every table that features have rows in."""
-    return {name: options.dim for name, options in table_options(config, features.schema).items()}
-
-
 def _wanted(config: Config, source: SequenceSource, features: BatchFeatures | None) -> list[TableOptions]:
     """The tables that something has rows in."""
     from freescale.recipe.features import id_columns
