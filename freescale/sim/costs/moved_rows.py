@@ -16,7 +16,7 @@ from freescale.sim.costs.plans import Loads
 from freescale.sim.inputs.workload import Workload
 
 ID_BYTES = 8
-_MASK_BYTES = 0.25
+MASK_BYTES = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class MovedRows:
         ids = away * float(self.moved.mean())
         if not prioritized:
             return moved + ids * ID_BYTES, 0.0
-        hidden = moved - shared + ids * (ID_BYTES + _MASK_BYTES)
+        hidden = moved - shared + ids * (ID_BYTES + MASK_BYTES)
         return (0.0, hidden + shared) if splits else (shared, hidden)
 
 
