@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,36 +19,18 @@ from typing import Any
 from freescale.data.columns.bad_lines import STOP
 from freescale.data.columns.ids import IdKind, IdKinds
 from freescale.data.columns.roles import ColumnNames
-from freescale.data.columns.times import TIME_UNITS
-from freescale.data.columns.values import ValueReader
-from freescale.data.preparing.dataset_writer import DatasetWriter
-from freescale.data.preparing.event_columns import Events
-from freescale.data.preparing.feature_writer import KEEP, LACKING, NEW_ITEMS, FeatureWriter
-from freescale.data.preparing.grouped_index import index_input
-from freescale.data.preparing.preparation_checks import (
-    check_header,
-    check_options,
-    check_target,
-    io_problem,
-    numbered_actions,
-)
-from freescale.data.preparing.raw_format import Reading
-from freescale.data.preparing.raw_input import AUTO, check_input, files_not_read, find_format
-from freescale.data.preparing.schema_input import schema_input
-from freescale.data.preparing.side_table import LIST_MARKS
-from freescale.data.preparing.sorted_input import check_id_kinds, read_sorted
+from freescale.data.preparing.feature_writer import LACKING, NEW_ITEMS
+from freescale.data.preparing.grouped_index import Index, index_input
+from freescale.data.preparing.preparation_checks import io_problem
+from freescale.data.preparing.preparation_request import Request, checked_request
+from freescale.data.preparing.raw_input import AUTO, check_input
+from freescale.data.preparing.sorted_histories import Progress, Written, write_sorted
 from freescale.data.schema.feature import Schema
-from freescale.data.schema.reading import schema_from
-from freescale.data.stored.item_texts import read_raw_texts, write_texts
-from freescale.data.stored.manifest import TIME_UNIT
-from freescale.data.stored.storage import copy_all, is_address, local_path
-from freescale.errors import DataError
+from freescale.data.stored.item_texts import write_texts
+from freescale.data.stored.storage import copy_all
 
 __all__ = ["ColumnNames", "DatasetSummary", "Progress", "prepare"]
 
-Progress = Callable[[float, str], None]
-
-_READING_SHARE = 0.6  # of the whole time, measured on text input
 _USUAL_NAMES = ColumnNames()
 
 
@@ -152,151 +134,84 @@ def prepare(
         overwrite: replace an existing data set.
         progress: called with the fraction done and what is being done.
     """
-    source, out = local_path(input_path), local_path(out_dir).resolve()
-    check_options(format, separator=separator, min_events=min_events, memory_mb=memory_mb)
-    check_id_kinds(id_kinds)
-    check_header(source, format, header)
-    if time_unit not in TIME_UNITS:
-        raise DataError("Unknown unit of times", got=time_unit, allowed=", ".join(TIME_UNITS))
-    for word, given, allowed in (("lacking", lacking, LACKING), ("new_items", new_items, NEW_ITEMS)):
-        if given not in allowed:
-            raise DataError(f"{word} is neither", got=given, allowed=", ".join(allowed))
-    known_schema = schema_from(schema)
-    asked = schema_input(
-        known_schema,
+    request = checked_request(
+        input_path,
+        out_dir,
+        format=format,
         columns=columns,
-        files={"item": _path(items), "user": _path(users)},
-        headers={"item": item_header, "user": user_header},
+        separator=separator,
+        header=header,
         time_unit=time_unit,
+        actions=actions,
         bad_lines=bad_lines,
-        keeps_all=("item",) if new_items == KEEP else (),
+        min_events=min_events,
+        memory_mb=memory_mb,
+        name=name,
+        texts=texts,
+        schema=schema,
+        items=items,
+        users=users,
+        item_header=item_header,
+        user_header=user_header,
+        lacking=lacking,
+        new_items=new_items,
+        id_kinds=id_kinds,
+        rewrite=rewrite,
+        overwrite=overwrite,
     )
-    columns = asked.columns
-    values = ValueReader(
-        time_unit=time_unit,
-        actions=numbered_actions(actions),
-        bad_lines=bad_lines,
-        features=asked.features,
-    )
-    if is_address(out_dir):
-        raise DataError(
-            "prepare writes to this machine",
-            got=out_dir,
-            next_step="prepare into a folder here, and copy it there: data.path may be that address",
-        )
-    away = is_address(input_path)
-    if not away:
-        check_input(source)
-    known = None if texts is None else read_raw_texts(Path(texts))
-    check_target(source, out, overwrite=overwrite)
-    report = progress or (lambda fraction, message: None)
-    memory = int(memory_mb * 2**20)
+    return _prepared(request, progress or (lambda fraction, message: None))
+
+
+def _prepared(request: Request, report: Progress) -> DatasetSummary:
+    out = request.out
     work = out.with_name(f"{out.name}.tmp-{os.getpid()}-{secrets.token_hex(3)}")
-    writer: DatasetWriter | None = None
     try:
         work.mkdir(parents=True)
-        if away:
-            source = copy_all(str(input_path), work / "raw")
-            check_input(source)
-        fields = None if header is None else tuple(header)
-        kind, decided = find_format(source, separator, fields) if format == AUTO else (format, "as asked for")
-        as_is = not rewrite and known_schema is None and actions is None and time_unit in (AUTO, TIME_UNIT)
-        index = index_input(
-            source,
-            work,
-            root=str(input_path) if away else None,
-            columns=columns,
-            min_events=min_events,
-            name=name or out.name,
-            wanted=kind == "parquet" and as_is and "text" not in id_kinds.values(),
-        )
-        manifest, num_skipped = index.manifest, 0
-        item_kind: IdKind = "int64"
-        if manifest is None:
-            reading = Reading(
-                columns=columns,
-                separator=separator,
-                header=fields,
-                memory=memory,
-                values=values.again(marks=LIST_MARKS.get(kind)),
-                roles=asked.roles,
-                required=asked.required,
-            )
-            found = read_sorted(
-                source,
-                kind,
-                reading,
-                asked=id_kinds,
-                spill=work / "spill",
-                report=lambda fraction: report(fraction * _READING_SHARE, f"reading {source.name}"),
-                sides=asked.sides,
-                tables=asked.tables,
-            )
-            values = found.values
-            extra = (
-                None
-                if known_schema is None
-                else FeatureWriter(
-                    known_schema,
-                    sides=found.sides,
-                    kinds=found.id_kinds,
-                    lacking=lacking,
-                    new_items=new_items,
-                )
-            )
-            writer = DatasetWriter(
-                work, found.events.features, min_events, id_kinds=found.id_kinds, extra=extra
-            )
-            for events, fraction in found.events.blocks():
-                writer.add(_with_numbers(events, values))
-                report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {out.name}")
-            sides = [line for side in found.sides.values() for line in side.remarks]
-            said = [*sides, *index.remarks, *found.remarks, *_said_of_others(source, kind)]
-            about = {**_about(found.events.features, values), "taken": [*values.describe(), *said]}
-            manifest = writer.finish(name or out.name, kind, words=found.words, about=about)
-            item_kind, num_skipped = found.id_kinds["item"], values.bad_lines.num_skipped
-        num_texts = None if known is None else write_texts(work, known, name=str(texts), kind=item_kind)
-        for spilled in ("spill", "spilled-words", "raw"):
-            shutil.rmtree(work / spilled, ignore_errors=True)
-        _publish(work, out)
+        request = _brought_here(request, work)
+        kind, decided = request.kind()
+        index = _indexed(request, work, kind)
+        if index.manifest is None:
+            written = write_sorted(request, work, kind, remarks=index.remarks, report=report)
+        else:
+            written = Written(index.manifest)
+        num_texts = _published(request, work, item_kind=written.item_kind)
     except OSError as error:
         raise io_problem(error, out) from error
     finally:
-        if writer is not None:
-            writer.abort()
         shutil.rmtree(work, ignore_errors=True)
-    return _summary(out, manifest, decided, num_texts, num_skipped=num_skipped)
+    return _summary(out, written.manifest, decided, num_texts, num_skipped=written.num_skipped)
 
 
-def _path(given: str | Path | None) -> Path | None:
-    if given is not None and is_address(given):
-        raise DataError(
-            "Files of items and users are read on this machine", got=given, next_step="copy it here"
-        )
-    return None if given is None else local_path(given)
+def _brought_here(request: Request, work: Path) -> Request:
+    if request.address is None:
+        return request
+    source = copy_all(request.address, work / "raw")
+    check_input(source)
+    return replace(request, source=source)
 
 
-def _with_numbers(events: Events, values: ValueReader) -> Events:
-    """The same events, words of actions as their numbers, which are known once all events are read."""
-    if "action" not in events or "action" in values.features:
-        return events
-    return {**events, "action": values.actions.numbered(events["action"])}
+def _indexed(request: Request, work: Path, kind: str) -> Index:
+    """Histories where they are, if they can be read there."""
+    return index_input(
+        request.source,
+        work,
+        root=request.address,
+        columns=request.asked.columns,
+        min_events=request.min_events,
+        name=request.name,
+        wanted=kind == "parquet" and request.as_is and "text" not in request.id_kinds.values(),
+    )
 
 
-def _about(features: Sequence[str], values: ValueReader) -> dict[str, Any]:
-    """What the manifest says of the values."""
-    about: dict[str, Any] = {"time_unit": TIME_UNIT} if "time" in features else {}
-    usual = "action" in features and "action" not in values.features
-    vocabulary = values.actions.vocabulary() if usual else None
-    return about if vocabulary is None else {**about, "actions": vocabulary}
-
-
-def _said_of_others(source: Path, kind: str) -> list[str]:
-    others = files_not_read(source, kind)
-    if not others:
-        return []
-    more = f" and {len(others) - 5:,} more" if len(others) > 5 else ""
-    return [f"files not read: {', '.join(others[:5])}{more}"]
+def _published(request: Request, work: Path, *, item_kind: IdKind) -> int | None:
+    """Write the texts, and give the finished folder its name; the number of items with texts."""
+    num_texts = None
+    if request.texts is not None:
+        num_texts = write_texts(work, request.texts, name=request.texts_name, kind=item_kind)
+    for spilled in ("spill", "spilled-words", "raw"):
+        shutil.rmtree(work / spilled, ignore_errors=True)
+    _publish(work, request.out)
+    return num_texts
 
 
 def _summary(
