@@ -9,13 +9,14 @@ import torch
 
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks, sharing_machine
-from freescale.data import LogSource, SequenceSource, digest_data
+from freescale.data import DataDigest, LogSource, SequenceSource, digest_data
 from freescale.embedding import ShardedEmbedding
 from freescale.pipeline import Switch
 from freescale.recipe.balance import build_rebalancer, build_sampler, first_decisions, sample_work
 from freescale.recipe.building.capture import build_capture
-from freescale.recipe.building.loading import loader_processes, makes_parcels
+from freescale.recipe.building.loading import loader_processes
 from freescale.recipe.building.plain_attention import plain_attention
+from freescale.recipe.building.run_parts import Learner, Samples, Stages
 from freescale.recipe.building.run_tables import build_tables
 from freescale.recipe.comm import tell_unused
 from freescale.recipe.config import Config
@@ -33,12 +34,13 @@ from freescale.recipe.log import (
 )
 from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
-from freescale.recipe.pipeline import postpone_bytes, postpone_share, schedule_opener
+from freescale.recipe.pipeline import makes_parcels, postpone_bytes, postpone_share, schedule_opener
 from freescale.recipe.run import timetable_of
 from freescale.recipe.tokens import build_featured_items
 from freescale.recipe.trace import build_accounts
 from freescale.train import (
     Checkpoints,
+    ContentInput,
     ExpertLoad,
     FeaturedItems,
     ItemEncoder,
@@ -46,8 +48,8 @@ from freescale.train import (
     Progress,
     Run,
     RunState,
-    StepExtension,
     StopRequest,
+    TextInput,
     Timetable,
     TrainStep,
     WindowTimetable,
@@ -71,48 +73,103 @@ def build_run(
     if isinstance(source, LogSource):
         check_log(config, source, ranks)
     content = item_content(config, source)
-    data = (
-        digest_log(source)
-        if isinstance(source, LogSource)
-        else digest_data(source, content=digest_content(content))
-    )
+    data = _digest(source, content)
     hosts = agree_on_data(ranks, data)
 
-    # What learns: the dense part and the tables.
+    learner = build_learner(config, source, ranks, progress, content=content)
+    samples = build_samples(config, source, ranks, learner)
+    ranks.agree(agreement(learner.tables.embedding), subject="the run")
+    items = _item_vectors(config, source, ranks, learner)
+    stages = build_stages(config, ranks, progress, learner=learner, samples=samples)
+    open_schedule = schedule_opener(
+        config, ranks, progress, learner=learner, samples=samples, stages=stages, stop=stop
+    )
+    train_step = _train_step(config, ranks, learner, stages, items)
+    if learner.experts is not None:
+        learner.experts.stands_still = train_step.timer.standing_still
+
+    log = samples.log
+    return Run(
+        ranks=ranks,
+        state=RunState(
+            model=learner.model,
+            optimizer=learner.optimizer,
+            owned=learner.owned,
+            embedding=learner.tables.embedding,
+            id_maps=learner.tables.id_maps,
+            extensions=learner.extensions,
+            recipe=config.as_dict(),
+            data=data,
+            hosts=hosts,
+        ),
+        timetable=samples.timetable,
+        open_schedule=open_schedule,
+        usual_tokens=samples.sampler.usual_tokens(parts=config.optim.accumulate),
+        train_step=train_step,
+        rebalancer=build_rebalancer(config, ranks, samples.decisions, most_workers=stages.processes.most),
+        switch=stages.switch,
+        postponing=stages.postponing,
+        evaluation=build_log_evaluation(config, log, model=learner.model, items=items)
+        if log is not None
+        else build_evaluation(config, source, model=learner.model, items=items, ranks=ranks),
+        checkpoints=Checkpoints(Path(config.run.out) / "checkpoints", ranks=ranks, keep=config.run.keep),
+        progress=progress,
+        accounts=build_accounts(config, ranks, progress),
+        stop=stop,
+        log=log,
+        train_samples=0 if log is not None else len(samples.examples.lengths()),
+    )
+
+
+def build_learner(
+    config: Config,
+    source: SequenceSource,
+    ranks: Ranks,
+    progress: Progress,
+    *,
+    content: ContentInput | TextInput | None,
+) -> Learner:
+    """What learns: the dense part and the tables."""
     gate = Gate()
     experts = build_expert_exchange(config, ranks, gate)
     features = build_features(config, source)
     model = build_model(config, source, experts=experts, content=content, features=features).to(ranks.device)
     tables = build_tables(config, source, ranks, features)
     tell_unused(config, ranks, progress)
-    embedding, id_map = tables.embedding, tables.id_map
-    optimizer = build_optimizer(config, model, ranks.device)
-    owned = OwnedParameters(model, ranks, lengths=lengths_of_split_experts(model))
-    extensions: tuple[StepExtension, ...] = (*id_reports(tables.id_maps, ranks), ExpertLoad(model))
+    return Learner(
+        model=model,
+        tables=tables,
+        optimizer=build_optimizer(config, model, ranks.device),
+        owned=OwnedParameters(model, ranks, lengths=lengths_of_split_experts(model)),
+        extensions=(*id_reports(tables.id_maps, ranks), ExpertLoad(model)),
+        gate=gate,
+        content=content,
+        features=features,
+        experts=experts,
+    )
 
-    # What it learns from: which samples make a step, who computes them, and for how long.
-    train = build_examples(config, source, "train", negatives=model.head.needs.negatives)
+
+def build_samples(config: Config, source: SequenceSource, ranks: Ranks, learner: Learner) -> Samples:
+    """What it learns from: which samples make a step, who computes them, and for how long."""
+    train = build_examples(config, source, "train", negatives=learner.model.head.needs.negatives)
     decisions = first_decisions(config, ranks)
     sampler = build_sampler(config, train, ranks, decisions)
-    log = build_log(config, sampler, train, tables, ranks)
+    log = build_log(config, sampler, train, learner.tables, ranks)
     timetable: Timetable | WindowTimetable
     if log is not None:
         timetable = window_timetable(config, log)
     else:
         timetable = timetable_of(config, steps_per_epoch=sampler.batches.steps_in_epoch(0))
+    return Samples(train, sampler, decisions, log, timetable)
 
-    ranks.agree(agreement(embedding), subject="the run")
 
-    # How: where item vectors come from, in which order batches and rows travel, and one step.
-    items: ItemEncoder
-    if features is not None and content is None:
-        items = build_featured_items(config, ranks, features, model=model, tables=tables)
-    else:
-        items = build_item_encoder(
-            config, source, ranks, model=model, content=content, embedding=embedding, id_map=id_map
-        )
+def build_stages(
+    config: Config, ranks: Ranks, progress: Progress, *, learner: Learner, samples: Samples
+) -> Stages:
+    """How: in which order batches and rows travel, and what of a step waits."""
+    model, embedding = learner.model, learner.tables.embedding
     switch = Switch(on=True, ranks=ranks, every=config.pipeline.decide_every)
-    lr_factor = learning_rate(config, total_steps=timetable.total_steps)
+    lr_factor = learning_rate(config, total_steps=samples.timetable.total_steps)
     if (slow := plain_attention(config, model, kind=ranks.device.type)) is not None:
         progress.notice(0, slow)
     capture = build_capture(
@@ -120,10 +177,10 @@ def build_run(
         ranks,
         progress,
         model=model,
-        tables=tables,
+        tables=learner.tables,
         lr_factor=lr_factor,
-        sampler=sampler,
-        examples=train,
+        sampler=samples.sampler,
+        examples=samples.examples,
     )
     postponed = postpone_bytes(
         config,
@@ -137,83 +194,63 @@ def build_run(
     processes = loader_processes(
         config,
         replayed=makes_parcels(config, capture.padder),
-        features=features is not None,
+        features=learner.features is not None,
         on_gpu=ranks.device.type == "cuda",
         several=ranks.num_ranks > 1,
         sharing=sharing_machine(ranks.num_ranks),
     )
-    open_schedule = schedule_opener(
+    return Stages(switch, lr_factor, capture, postponed, postponing, processes)
+
+
+def _digest(source: SequenceSource, content: ContentInput | TextInput | None) -> DataDigest:
+    """What all ranks must have read alike."""
+    if isinstance(source, LogSource):
+        return digest_log(source)
+    return digest_data(source, content=digest_content(content))
+
+
+def _item_vectors(config: Config, source: SequenceSource, ranks: Ranks, learner: Learner) -> ItemEncoder:
+    """Where item vectors come from."""
+    model, tables, content = learner.model, learner.tables, learner.content
+    if learner.features is not None and content is None:
+        return build_featured_items(config, ranks, learner.features, model=model, tables=tables)
+    return build_item_encoder(
         config,
-        sampler=sampler,
-        examples=train,
-        tables=tables,
-        ranks=ranks,
-        gate=gate,
-        switch=switch,
-        timetable=timetable,
-        stop=stop,
-        progress=progress,
-        workers=processes.here,
-        padder=capture.padder,
-        rows_in_step=capture.tables is not None,
-        beside=postponed is not None,
+        source,
+        ranks,
+        model=model,
+        content=content,
+        embedding=tables.embedding,
+        id_map=tables.id_map,
     )
-    train_step = TrainStep(
-        model,
-        optimizer,
+
+
+def _train_step(
+    config: Config, ranks: Ranks, learner: Learner, stages: Stages, items: ItemEncoder
+) -> TrainStep:
+    return TrainStep(
+        learner.model,
+        learner.optimizer,
         ranks=ranks,
-        owned=owned,
-        extensions=extensions,
+        owned=learner.owned,
+        extensions=learner.extensions,
         encode_items=items.encode,
         lr=config.optim.lr,
         table_lr=config.embedding.lr,
-        lr_factor=lr_factor,
+        lr_factor=stages.lr_factor,
         clip_norm=config.optim.clip_norm,
         accumulate=config.optim.accumulate,
         # A CPU multiplies in bfloat16 many times slower than in float32.
         autocast=config.model.dtype == "bfloat16" and ranks.device.type == "cuda",
         seed=config.run.seed,
-        gate=gate,
+        gate=learner.gate,
         transport=config.comm.transport,
-        work=sample_work(config, features),
-        recorder=capture.recorder,
-        tables=capture.tables,
+        work=sample_work(config, learner.features),
+        recorder=stages.capture.recorder,
+        tables=stages.capture.tables,
         vectors_of=items.vectors if isinstance(items, FeaturedItems) else rows_of_items,
-        postpone_bytes=postponed,
-        postpone_share=None if postponing is None else postponing.share,
-    )
-    if experts is not None:
-        experts.stands_still = train_step.timer.standing_still
-
-    return Run(
-        ranks=ranks,
-        state=RunState(
-            model=model,
-            optimizer=optimizer,
-            owned=owned,
-            embedding=embedding,
-            id_maps=tables.id_maps,
-            extensions=extensions,
-            recipe=config.as_dict(),
-            data=data,
-            hosts=hosts,
-        ),
-        timetable=timetable,
-        open_schedule=open_schedule,
-        usual_tokens=sampler.usual_tokens(parts=config.optim.accumulate),
-        train_step=train_step,
-        rebalancer=build_rebalancer(config, ranks, decisions, most_workers=processes.most),
-        switch=switch,
-        postponing=postponing,
-        evaluation=build_log_evaluation(config, log, model=model, items=items)
-        if log is not None
-        else build_evaluation(config, source, model=model, items=items, ranks=ranks),
-        checkpoints=Checkpoints(Path(config.run.out) / "checkpoints", ranks=ranks, keep=config.run.keep),
-        progress=progress,
-        accounts=build_accounts(config, ranks, progress),
-        stop=stop,
-        log=log,
-        train_samples=0 if log is not None else len(train.lengths()),
+        postpone_bytes=stages.postpone_bytes,
+        postpone_share=None if stages.postponing is None else stages.postponing.share,
     )
 
 

@@ -12,15 +12,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from freescale.balance import BalancedSampler
-    from freescale.comm.traffic import Gate
+    from freescale.comm.traffic import Channels
     from freescale.comm.world import Ranks
-    from freescale.data import Examples
     from freescale.embedding import ShardedEmbedding
-    from freescale.pipeline import Padder, PostponeShare, Schedule, Switch
+    from freescale.pipeline import LoadedBatches, Padder, ParcelLoader, PostponeShare, Schedule, Switch
+    from freescale.recipe.building.run_parts import Learner, Samples, Stages
     from freescale.recipe.building.run_tables import RunTables
     from freescale.recipe.config import Config
-    from freescale.train import Progress, StopRequest, Timetable, WindowTimetable
+    from freescale.train import Progress, StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,40 +148,18 @@ def prepares_ahead(config: Config, ranks: Ranks, tables: RunTables) -> bool:
 
 def schedule_opener(
     config: Config,
-    *,
-    sampler: BalancedSampler,
-    examples: Examples,
-    tables: RunTables,
     ranks: Ranks,
-    gate: Gate,
-    switch: Switch,
-    timetable: Timetable | WindowTimetable,
-    stop: StopRequest,
     progress: Progress,
-    workers: int,
-    padder: Padder | None = None,
-    rows_in_step: bool = False,
-    beside: bool = False,
+    *,
+    learner: Learner,
+    samples: Samples,
+    stages: Stages,
+    stop: StopRequest,
 ) -> Callable[[int], Schedule]:
-    """(first step) -> batches with their rows, from there to the end; padded where there is a `padder`.
+    """(first step) -> batches with their rows, from there to the end; padded where steps are recorded."""
+    from freescale.pipeline import LayoutPlanner, PlainSchedule, PrioritizedSchedule
 
-    `workers`: loader processes. `beside`: the rank has weight gradients to compute while urgent rows travel.
-    """
-    from freescale.comm.transports import describe_transport
-    from freescale.comm.world import on_one_machine
-    from freescale.pipeline import (
-        LayoutPlanner,
-        LoadedBatches,
-        ParcelLoader,
-        ParcelMaker,
-        PlainSchedule,
-        PrioritizedSchedule,
-        RowFinder,
-        load_batches,
-    )
-    from freescale.recipe.comm import row_channels
-
-    embedding, id_map = tables.embedding, tables.id_map
+    tables, capture, timetable = learner.tables, stages.capture, samples.timetable
     # On a CPU there is nothing to bring anywhere, and the model makes what it needs.
     layouts = None
     if ranks.device.type == "cuda":
@@ -193,48 +170,29 @@ def schedule_opener(
         return not tables.learns or not (stop.last_step == step + 1 or any(timetable.due(step + 1)))
 
     def open_schedule(first_step: int) -> Schedule:
-        num_steps = timetable.total_steps - first_step
-        batches: ParcelLoader | LoadedBatches
-        if padder is not None and workers and makes_parcels(config, padder):
-            finder = RowFinder.of(embedding, id_map, tables.features)
-            maker = ParcelMaker(sampler, examples, finder, padder)
-            batches = ParcelLoader(maker, first_step=first_step, num_steps=num_steps, workers=workers)
-        else:
-            batches = load_batches(
-                sampler,
-                examples,
-                first_step=first_step,
-                num_steps=num_steps,
-                workers=workers,
-                pin=ranks.device.type == "cuda" and padder is None,  # a padded batch travels as one parcel
-            )
+        batches = _open_batches(config, ranks, tables, samples=samples, stages=stages, first_step=first_step)
         shared: dict[str, Any] = {
-            "embedding": embedding,
-            "id_map": id_map,
+            "embedding": tables.embedding,
+            "id_map": tables.id_map,
             "device": ranks.device,
             "first_step": first_step,
             "look_past": may_look_past,
             "layouts": layouts,
             "features": tables.features,
+            "padder": capture.padder,
         }
-        if not hides_traffic(config, embedding, ranks):
+        if not hides_traffic(config, tables.embedding, ranks):
             ahead = prepares_ahead(config, ranks, tables)
-            return PlainSchedule(batches, **shared, ahead=ahead, padder=padder, rows_in_step=rows_in_step)
-        stages = embedding.stages
-        channels = row_channels(config, ranks, None if stages is None else stages.groups)
-        if not on_one_machine():
-            inside = "" if channels.inside is None else f"; in the node by {channels.inside.ids.name}"
-            progress.notice(first_step, f"ids travel by {describe_transport(channels.ids)}{inside}")
+            return PlainSchedule(batches, **shared, ahead=ahead, rows_in_step=capture.tables is not None)
         return PrioritizedSchedule(
             batches,
             **shared,
-            padder=padder,
-            prioritized=switch.prioritized,
+            prioritized=stages.switch.prioritized,
             check=config.pipeline.check,
             chunk_mb=config.pipeline.chunk_mb,
-            gate=gate,
-            beside=beside,
-            channels=channels,
+            gate=learner.gate,
+            beside=stages.postpone_bytes is not None,
+            channels=_told_channels(config, ranks, progress, tables, first_step=first_step),
         )
 
     return open_schedule
@@ -243,3 +201,41 @@ def schedule_opener(
 def makes_parcels(config: Config, padder: Padder | None) -> bool:
     """Whether loader processes can write batches as they will travel: a parcel is a whole step."""
     return padder is not None and config.optim.accumulate == 1
+
+
+def _open_batches(
+    config: Config, ranks: Ranks, tables: RunTables, *, samples: Samples, stages: Stages, first_step: int
+) -> ParcelLoader | LoadedBatches:
+    """Batches to the end of the run, loaded by processes of their own where there are some."""
+    from freescale.pipeline import ParcelLoader, ParcelMaker, RowFinder, load_batches
+
+    num_steps = samples.timetable.total_steps - first_step
+    padder, workers = stages.capture.padder, stages.processes.here
+    if padder is not None and workers and makes_parcels(config, padder):
+        finder = RowFinder.of(tables.embedding, tables.id_map, tables.features)
+        maker = ParcelMaker(samples.sampler, samples.examples, finder, padder)
+        return ParcelLoader(maker, first_step=first_step, num_steps=num_steps, workers=workers)
+    return load_batches(
+        samples.sampler,
+        samples.examples,
+        first_step=first_step,
+        num_steps=num_steps,
+        workers=workers,
+        pin=ranks.device.type == "cuda" and padder is None,  # a padded batch travels as one parcel
+    )
+
+
+def _told_channels(
+    config: Config, ranks: Ranks, progress: Progress, tables: RunTables, *, first_step: int
+) -> Channels:
+    """By which ways ids and rows travel; on several machines that is said."""
+    from freescale.comm.transports import describe_transport
+    from freescale.comm.world import on_one_machine
+    from freescale.recipe.comm import row_channels
+
+    stages = tables.embedding.stages
+    channels = row_channels(config, ranks, None if stages is None else stages.groups)
+    if not on_one_machine():
+        inside = "" if channels.inside is None else f"; in the node by {channels.inside.ids.name}"
+        progress.notice(first_step, f"ids travel by {describe_transport(channels.ids)}{inside}")
+    return channels

@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from freescale.recipe.pipeline import makes_parcels as makes_parcels  # beside the question of how many
-
 if TYPE_CHECKING:
     from freescale.recipe.config import Config
 
