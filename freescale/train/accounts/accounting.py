@@ -18,30 +18,24 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
-from freescale.comm.world import Ranks, SharedClock, gather, wait_for
-from freescale.trace import Parts, Recorder, Span, SpanWriter, host_bound, total
+from freescale.comm.world import Ranks, SharedClock
+from freescale.trace import Parts, Recorder, Span, SpanWriter, total
+from freescale.train.accounts.account_talk import begin_ask, begin_to_tell
+from freescale.train.accounts.account_words import AccountWords, host_advice, watch_story
 from freescale.train.accounts.accountant import ClosedStep, Due, KeptStepParts
 from freescale.train.accounts.beside import Beside, Bookkeeper, Here
 from freescale.train.accounts.busy_meter import BusyMeter
+from freescale.train.accounts.closed_parts import ClosedParts, split_step
 from freescale.train.accounts.driver_counter import DriverCounter
 from freescale.train.accounts.notes import Ask
 from freescale.train.accounts.stalls import Stalls
 
-_WHAT = "compare notes"
-
 _REMEASURE = 50
 """Accounts between two looks at the clocks of other machines."""
-
-_WORTH_A_WORD = 0.01
-"""Of a run's time: what the watches took."""
 
 _MOVES = 16
 """An account beside the steps takes six moves, asking twice and telling rank 0, or eight where a rank stood still: with
@@ -76,15 +70,6 @@ class _Passed(NamedTuple):
 
     spans: list[Span]
     steps: list[tuple[int, float, float]]
-
-
-class _Closed(NamedTuple):
-    """A step of one rank, split: its parts, dry share, whether the busy time is known, and whether it was watched."""
-
-    parts: Parts
-    dry: float = 0.0
-    known: bool = True
-    watched: bool = False
 
 
 @dataclass(kw_only=True)
@@ -131,7 +116,10 @@ class Accounts:
     _next_move: Callable[[], None] | None = None
     _num_accounts: int = 0
     _warm: bool = False
-    _told: set[str] = field(default_factory=set)
+
+    @cached_property
+    def _words(self) -> AccountWords:
+        return AccountWords(self.say)
 
     @cached_property
     def _books(self) -> Bookkeeper:
@@ -148,20 +136,13 @@ class Accounts:
     @property
     def advice(self) -> str:
         """One sentence for whoever started the run, where its devices wait for their hosts; empty elsewhere."""
-        if self.ranks.device.type != "cuda" or not self.totals:
-            return ""
-        return host_bound(total(self.totals).share("host"))
+        return host_advice(self.totals, device=self.ranks.device.type)
 
     @property
     def watch_story(self) -> str | None:
         """What it took to see the device work, where that is worth a word."""
         took_s = 0.0 if self.busy is None else self.busy.took_s
-        if not took_s or took_s < _WORTH_A_WORD * (time.monotonic() - self._began_at):
-            return None
-        return (
-            f"{took_s:.1f} s went into seeing some steps kernel by kernel, so that idle time is told truthfully; "
-            "the longer a run, the smaller the part of it"
-        )
+        return watch_story(took_s, time.monotonic() - self._began_at)
 
     @property
     def clock_error(self) -> float | None:
@@ -247,7 +228,7 @@ class Accounts:
             self._close_watch(busy, recorder)
         else:
             return
-        self._tell_stale(busy.times.stale)
+        self._words.tell_stale(busy.times.stale)
         recorder.begin(step + 1)
         self._ended_at = time.monotonic()
 
@@ -312,7 +293,7 @@ class Accounts:
         """Begin to ask the ranks what is asked next; or to tell rank 0 which steps were closed."""
         said = self._books.said()
         if isinstance(said, Ask):
-            ended = self._ask(said)
+            ended = begin_ask(said, self.ranks)
 
             def answer() -> None:
                 self._books.answer(ended())
@@ -323,7 +304,7 @@ class Accounts:
         mine = self._closed(said)
         if self.driver is not None:
             self.driver.look()
-        gathered = self._gather(mine)
+        gathered = begin_to_tell(mine, self.ranks)
 
         def hand_on() -> None:
             for everybody in gathered():
@@ -332,25 +313,11 @@ class Accounts:
 
         self._next_move = hand_on
 
-    def _ask(self, ask: Ask) -> Callable[[], Any]:
-        """Begin to ask; the result waits for the answers."""
-        if ask.kind == "everybody":  # rare: a rank has stood still, or they have not seen the same exchanges
-            everybody = gather(ask.mine, group=self.ranks.control, what=_WHAT)
-            return lambda: everybody
-        table = torch.tensor(ask.mine, dtype=torch.float64)
-        work = dist.all_reduce(table, op=dist.ReduceOp.MAX, group=self.ranks.control, async_op=True)
-
-        def largest() -> list[float]:
-            wait_for(work, what=_WHAT)
-            found: list[float] = table.tolist()
-            return found
-
-        return largest
-
-    def _closed(self, steps: Sequence[ClosedStep]) -> list[_Closed]:
+    def _closed(self, steps: Sequence[ClosedStep]) -> list[ClosedParts]:
         """Where the time of closed steps went, by what is known of this rank's device."""
         assert self.recorder is not None
-        found = [self._split(one) for one in steps]
+        alone = self.ranks.num_ranks == 1
+        found = [split_step(one, self.recorder, self.busy, is_alone=alone) for one in steps]
         self._books.keep(
             [
                 KeptStepParts(one.step, closed.parts, self.recorder.take_cpu(one.step))
@@ -359,7 +326,7 @@ class Accounts:
         )
         return found
 
-    def _hand_on(self, held: AccountedStep, everybody: Sequence[_Closed]) -> None:
+    def _hand_on(self, held: AccountedStep, everybody: Sequence[ClosedParts]) -> None:
         """Write the line of a step, and add its time to the totals."""
         parts = [one.parts for one in everybody]
         watched = any(one.watched for one in everybody)
@@ -371,78 +338,5 @@ class Accounts:
         if self.busy is not None:
             dry = sum(one.dry for one in everybody) / len(everybody)
             unknown = tuple(rank for rank, one in enumerate(everybody) if not one.known)
-            self._tell_unknown(unknown)
+            self._words.tell_unknown(unknown, self.busy.times.problem)
         self.write(AccountedStep(held.step, held.line, tuple(parts), held.seconds, dry, unknown, watched))
-
-    def _tell_stale(self, reason: str) -> None:
-        """Say once that the work of the GPU is told by steps that were seen long ago."""
-        if reason and reason not in self._told:
-            self._told.add(reason)
-            self.say(f"{reason}; its work is still told by steps that were seen before")
-
-    def _tell_unknown(self, ranks: tuple[int, ...]) -> None:
-        """Say once a reason that gaps between kernels count as compute, as far as this rank knows it."""
-        if not ranks:
-            return
-        assert self.busy is not None
-        reason = self.busy.times.problem or "not enough steps were seen, or only on other ranks"
-        if reason not in self._told:
-            self._told.add(reason)
-            self.say(
-                f"busy time of the GPU unknown on rank {', '.join(map(str, ranks))} ({reason}): gaps between kernels "
-                "count as compute, not as host"
-            )
-
-    def _split(self, one: ClosedStep) -> _Closed:
-        step, lengths = one
-        if self.busy is None:
-            return _Closed(lengths.parts())
-        assert self.recorder is not None
-        notes, busy, known = self.recorder.notes_of(step), self.busy, True
-        self.recorder.forget(step)
-        dry = busy.dry_share(notes.lags)
-
-        copied = 0.0
-
-        def worked(stretch_s: float, replayed_s: float) -> float:
-            nonlocal known, copied
-            outside_s = lengths.total - stretch_s - replayed_s
-            copied = busy.times.copies_s(outside_s, lengths.total, replayed=replayed_s > 0)
-            found = busy.times.busy_s(
-                notes.load, stretch_s, lags=notes.lags, replayed=replayed_s > 0, dry=dry
-            )
-            known = found is not None
-            return stretch_s if found is None else found
-
-        parts = lengths.parts(worked)
-        if self.ranks.num_ranks == 1:
-            parts = replace(parts, compute=parts.compute + min(copied, max(0.0, parts.host)))
-        return _Closed(parts, dry, known, busy.was_watched(step))
-
-    def _gather(self, mine: Sequence[_Closed]) -> Callable[[], list[list[_Closed]]]:
-        """Begin to tell rank 0; the result waits for it: [steps][ranks] there, this rank's alone elsewhere."""
-        if self.ranks.control is None or not mine:
-            return lambda: [[closed] for closed in mine]
-        numbers = torch.tensor([_numbers(one) for one in mine], dtype=torch.float64)
-        gathered: list[Tensor] | None = None
-        if self.ranks.is_first:
-            gathered = [torch.empty_like(numbers) for _ in range(self.ranks.num_ranks)]
-        work = dist.gather(numbers, gathered, dst=0, group=self.ranks.control, async_op=True)
-
-        def ended() -> list[list[_Closed]]:
-            wait_for(work, what=_WHAT)
-            if gathered is None:
-                return [[closed] for closed in mine]
-            return [[_from_numbers(row) for row in rows] for rows in torch.stack(gathered, dim=1).tolist()]
-
-        return ended
-
-
-def _numbers(one: _Closed) -> tuple[float, ...]:
-    """As they travel."""
-    parts = one.parts
-    return (parts.total, parts.compute, parts.straggler, parts.comm, one.dry, one.known, one.watched)
-
-
-def _from_numbers(row: Sequence[float]) -> _Closed:
-    return _Closed(Parts(*row[:4]), row[4], bool(row[5]), bool(row[6]))
