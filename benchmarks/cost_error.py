@@ -28,7 +28,7 @@ import torch
 
 from freescale.balance import CostModel, GlobalBatches, IntArray, assign, named_balancer
 from freescale.comm.world import device_name, pick_device
-from freescale.profiling.measure import repeat_spread
+from freescale.profiling.fits import repeat_spread
 from freescale.profiling.step_times import measure_steps
 from freescale.recipe import build_examples, build_source, load_config
 

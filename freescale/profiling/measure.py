@@ -1,4 +1,4 @@
-"""Everything `freescale profile` measures, put together and fitted."""
+"""Everything `freescale profile` measures, put together; `fits` makes lines of it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,32 @@ import datetime
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from freescale.balance import COEFFICIENTS, FloatArray, MeasuredStep, fit_cost_model
+from freescale.balance import MeasuredStep
 from freescale.comm.world import Ranks, check_request, device_name, pick_device
 from freescale.comm.world import virtual_gpus as virtual_gpus_of
-from freescale.errors import ConfigError, DataError
+from freescale.errors import ConfigError
+from freescale.profiling.fits import (
+    batch_rates,
+    beside_neighbours,
+    fit_steps,
+    hiding_slowdown,
+    neighbours_slowdown,
+    repeat_spread,
+    spread,
+)
 from freescale.profiling.gpu_rates import measure_gpu
 from freescale.profiling.loop_times import measure_loop
-from freescale.profiling.side_by_side import InARun, SideBySide, measure_side_by_side, measure_these
+from freescale.profiling.side_by_side import SideBySide, measure_side_by_side, measure_these
 from freescale.profiling.step_times import StepTimes, measure_steps
 from freescale.recipe import Config
-from freescale.sim import WEIGHTS, Profile, Timing, cost_model_of
+from freescale.sim import Profile, Timing
 from freescale.version import __version__
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -180,7 +189,7 @@ def _measure_cpu(
         steps = measure_steps(config, device, seconds=seconds, most_samples=most_samples)
     finally:
         torch.set_num_threads(before)
-    fits = _fits(steps)
+    fits = fit_steps(steps)
     on_cpu = dataclasses.replace(config, run=dataclasses.replace(config.run, device="cpu"))
     several = {}
     for count in (2, 4):
@@ -202,7 +211,7 @@ def _measure_cpu(
         for name, rate in (("exchange", "exchange_gb_per_s"), ("sum", "sum_gb_per_s"))
     }
     hosts = {name: several[2].lines[name] for name in ("host", "host_hiding")}
-    return _Found("cpu", name, steps, fits | hosts, {**two, **added, **_batch_rates(steps, fits)})
+    return _Found("cpu", name, steps, fits | hosts, {**two, **added, **batch_rates(steps, fits)})
 
 
 def _measure_gpu(
@@ -217,9 +226,9 @@ def _measure_gpu(
         name: measure_loop(config, alone, most_samples=most_samples, hiding=hiding)
         for name, hiding in (("host", False), ("host_hiding", True))
     }
-    times = {**_fits(steps), **{name: loop.host for name, loop in loops.items()}}
+    times = {**fit_steps(steps), **{name: loop.host for name, loop in loops.items()}}
     say("copies, and compute beside them")
-    rates = {**measure_gpu(device), **_batch_rates(steps, times), "pads": loops["host_hiding"].pads}
+    rates = {**measure_gpu(device), **batch_rates(steps, times), "pads": loops["host_hiding"].pads}
     if not loops["host_hiding"].captured:
         del rates["graph_cut_us"]  # steps of this recipe are no graphs
     # Two ranks need two GPUs, or virtual ones: what an exchange through the host could reach stands in for it.
@@ -246,7 +255,7 @@ def _measure_shared(
 
 def _sharing(found: SideBySide) -> _Found:
     """What ranks that share a GPU have measured, each as slow as it is beside the others."""
-    alone, run = _fits(found.steps), found.in_a_run
+    alone, run = fit_steps(found.steps), found.in_a_run
     rates = {
         "neighbours_slowdown": neighbours_slowdown(alone, run.plain),
         "hiding_slowdown": hiding_slowdown(run),
@@ -256,115 +265,6 @@ def _sharing(found: SideBySide) -> _Found:
     return _Found(
         "cuda", found.hardware, found.steps, times | found.lines, found.rates | rates, singles=run.plain
     )
-
-
-def neighbours_slowdown(times: Mapping[str, Timing], in_a_run: Sequence[MeasuredStep]) -> float:
-    """How much longer a token takes in a run than alone, on ranks that share a GPU.
-
-    Single parts of a step are measured while neighbours stand still most of the time, between parts of their own. Each
-    has its SMs to itself, but the memory is everybody's: what is bound by it, and so grows with the tokens, takes
-    longer in a run, where all compute at once.
-    """
-    alone = cost_model_of(times)
-
-    def rest_ms(step: MeasuredStep) -> float:
-        return alone.fixed_ms + alone.per_sample_ms * step.num_samples + alone.per_square_ms * step.squares
-
-    ratios = [
-        (step.ms - rest_ms(step)) / (alone.per_token_ms * step.tokens)
-        for step in in_a_run
-        if alone.per_token_ms * step.tokens > 0
-    ]
-    return max(1.0, float(np.median(ratios))) if ratios else 1.0
-
-
-def beside_neighbours(times: dict[str, Timing], slowdown: float) -> dict[str, Timing]:
-    """Forward and backward of ranks that share a GPU, as slow as they are in a run."""
-    return times | {
-        name: dataclasses.replace(times[name], per_token_ms=slowdown * times[name].per_token_ms)
-        for name in ("forward", "backward", WEIGHTS)
-        if name in times
-    }
-
-
-def hiding_slowdown(run: InARun) -> float:
-    """How much longer the same steps compute while rows are moved and updated beside them."""
-    ratios = [
-        hiding.ms / plain.ms
-        for plain, hiding in zip(run.plain, run.hiding)
-        if plain.tokens == hiding.tokens and plain.ms > 0
-    ]
-    return max(1.0, float(np.median(ratios))) if ratios else 1.0
-
-
-def _fits(steps: StepTimes) -> dict[str, Timing]:
-    # A model whose layers postpone nothing has no line for it.
-    none = {
-        name
-        for name in ("host", WEIGHTS)
-        if name == "host" or not all(one.ms > 0 for one in steps.steps[name])
-    }
-    return {name: _fit(name, found) for name, found in steps.steps.items() if name not in none}
-
-
-def spread(singles: Sequence[MeasuredStep], times: Mapping[str, Timing]) -> float:
-    """Relative deviation of single steps about the fit, by the median: a pause of the machine does not count."""
-    ratios = _over_fit(singles, times)
-    return 1.4826 * float(np.median(np.abs(ratios / np.median(ratios) - 1)))
-
-
-def repeat_spread(same: Sequence[MeasuredStep]) -> float:
-    """Relative deviation of one batch that comes again and again, by the median."""
-    ms = np.array([step.ms for step in same])
-    return 1.4826 * float(np.median(np.abs(ms / np.median(ms) - 1))) if len(ms) else 0.0
-
-
-def cost_error(steps: StepTimes, times: Mapping[str, Timing]) -> float:
-    """Relative deviation of different batches about the fit, of those at least a quarter as large as the largest.
-
-    Small ones do not matter: balanced ranks have much to do each. As many degrees of freedom as the fit has
-    coefficients are used up.
-    """
-    both = [
-        MeasuredStep(one.num_samples, one.tokens, one.squares, one.ms + other.ms)
-        for one, other in zip(steps.steps["forward"], steps.steps["backward"])
-    ]
-    most = max(step.tokens for step in both)
-    large = [step for step in both if 4 * step.tokens >= most]
-    used = len(COEFFICIENTS)
-    room = len(both) / max(1, len(both) - used)
-    return float(np.sqrt(room)) * spread(large, times)
-
-
-def _batch_rates(steps: StepTimes, times: Mapping[str, Timing]) -> dict[str, float]:
-    return {"cost_error": cost_error(steps, times), "longest_profiled": float(steps.longest)}
-
-
-def _over_fit(singles: Sequence[MeasuredStep], times: Mapping[str, Timing]) -> FloatArray:
-    """Forward and backward of each step, over what the fit says."""
-    ratios = []
-    for step in singles:
-        parts = (
-            times[name].seconds(samples=step.num_samples, tokens=step.tokens, squares=step.squares)
-            for name in ("forward", "backward")
-        )
-        ratios.append(step.ms / (1000 * float(sum(parts))))
-    return np.array(ratios)
-
-
-def _fit(name: str, steps: list[MeasuredStep]) -> Timing:
-    """The line through the measurements of a part; a constant where it does not grow with anything."""
-    try:
-        fit = fit_cost_model(steps)
-    except DataError:
-        ms = np.array([step.ms for step in steps])
-        middle = float(np.median(ms))
-        errors = np.abs(middle / ms - 1)
-        return Timing(
-            fixed_ms=middle, error=float(np.median(errors)), worst_error=float(np.quantile(errors, 0.9))
-        )
-    line = {key: getattr(fit.model, key) for key in COEFFICIENTS}
-    return Timing(**line, error=fit.error, worst_error=fit.worst_error)
 
 
 def _model_facts(config: Config, steps: StepTimes) -> dict[str, object]:

@@ -20,7 +20,7 @@ from freescale.balance.costs.cost_fit import MeasuredStep
 from freescale.comm.world.shared_gpu.shares import Shared
 from freescale.errors import ConfigError, TrainingError
 from freescale.kernels.runtime import PostponedGradients
-from freescale.profiling import measure
+from freescale.profiling import fits, measure
 from freescale.profiling.loop_times import LoopTimes
 from freescale.profiling.side_by_side import InARun, SideBySide, measure_side_by_side
 from freescale.profiling.step_times import FEWEST_SHAPES, StepTimes, measure_steps, shapes
@@ -176,9 +176,9 @@ def test_the_spread_is_that_of_the_steps() -> None:
         MeasuredStep(1, tokens, 0.0, (2 + 0.3 * tokens) * (1 + 0.03 * rng.standard_normal()))
         for tokens in range(50, 450)
     ]
-    assert measure.spread(steps, times) == pytest.approx(0.03, rel=0.15)
+    assert fits.spread(steps, times) == pytest.approx(0.03, rel=0.15)
     pauses = [*steps, *(MeasuredStep(1, 100, 0.0, 5000.0) for _ in range(20))]
-    assert measure.spread(pauses, times) == pytest.approx(0.03, rel=0.2)
+    assert fits.spread(pauses, times) == pytest.approx(0.03, rel=0.2)
 
 
 def test_shapes_are_of_many_sizes_and_lengths() -> None:
@@ -204,22 +204,22 @@ def test_only_what_grows_with_the_tokens_is_slower_beside_neighbours() -> None:
         shapes = [(3, 100, 2000.0), (5, 300, 90_000.0), (1, 50, 2500.0)]
         return [MeasuredStep(n, t, s, 3 + 0.5 * n + factor * 0.3 * t + 0.03 * s) for n, t, s in shapes]
 
-    factor = measure.neighbours_slowdown(times, steps(1.5))
+    factor = fits.neighbours_slowdown(times, steps(1.5))
     assert factor == pytest.approx(1.5)
-    slower = measure.beside_neighbours(times, factor)
+    slower = fits.beside_neighbours(times, factor)
     assert slower["backward"].per_token_ms == pytest.approx(0.3)
     assert slower["backward"].per_square_ms == 0.02
     assert slower["update"] == times["update"]
     # Faster than alone is noise, and no steps tell nothing.
-    assert measure.neighbours_slowdown(times, steps(0.8)) == measure.neighbours_slowdown(times, []) == 1.0
-    assert measure.beside_neighbours(times, 1.0) == times
+    assert fits.neighbours_slowdown(times, steps(0.8)) == fits.neighbours_slowdown(times, []) == 1.0
+    assert fits.beside_neighbours(times, 1.0) == times
 
 
 def test_hiding_is_told_from_the_same_steps_alone() -> None:
     plain = [MeasuredStep(1, 10 * n, 100.0, ms=10.0) for n in range(1, 6)]
     hiding = [MeasuredStep(1, 10 * n, 100.0, ms=12.0) for n in (1, 2, 3)] + [MeasuredStep(1, 7, 1.0, ms=99.0)]
-    assert measure.hiding_slowdown(InARun(plain, hiding)) == pytest.approx(1.2)
-    assert measure.hiding_slowdown(InARun(plain, plain[1:])) == measure.hiding_slowdown(InARun()) == 1.0
+    assert fits.hiding_slowdown(InARun(plain, hiding)) == pytest.approx(1.2)
+    assert fits.hiding_slowdown(InARun(plain, plain[1:])) == fits.hiding_slowdown(InARun()) == 1.0
 
 
 @pytest.mark.slow  # in CI: one rank is measured (above), and ranks that share a GPU find each other (tests/comm/world)
