@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from freescale.comm.world.ranks import Ranks
 from freescale.errors import CheckpointError
-from freescale.pipeline.prioritized.adaptive import PROBE, Switch
+from freescale.pipeline.prioritized.adaptive import Switch
+from freescale.pipeline.prioritized.trials import PROBE
 from tests.ranks import run_on_ranks
 
 CPU = torch.device("cpu")

@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from freescale.comm.world.ranks import Ranks
 from freescale.errors import CheckpointError
-from freescale.pipeline.prioritized.adaptive import PROBE, Switch
+from freescale.pipeline.prioritized.adaptive import Switch
 from freescale.pipeline.prioritized.postpone_share import SHARES, PostponeShare
+from freescale.pipeline.prioritized.trials import PROBE
 from tests.ranks import run_on_ranks
 
 CPU = torch.device("cpu")
@@ -28,6 +29,14 @@ def test_trials_begin_when_those_of_the_way_are_over() -> None:
     assert len(tried) == 2 * PROBE * 5  # at 100, 200, 400, 800 and 1,600
     assert all(way.prioritized(step) for step in tried)
     assert {alone(None).share(step) for step in range(500)} == {1.0}
+
+
+def test_a_share_is_tried_as_often_as_the_way_in_long_runs_too() -> None:
+    share, way = alone(100), Switch(on=True, ranks=Ranks(0, 1, CPU), every=100)
+    halves = [step for step in range(30_000) if share.share(step) == 0.5]
+    plain = [step for step in range(30_000) if not way.prioritized(step)]
+    assert halves == [step + 3 * PROBE for step in plain]
+    assert halves[::PROBE][-3:] == [start + 3 * PROBE for start in (12_800, 19_200, 25_600)]
 
 
 def run_with(rank: int, ms: dict[float, float], hides: bool) -> dict[str, Any]:
