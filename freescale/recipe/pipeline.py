@@ -36,7 +36,8 @@ class PipelineSection:
     )
     decide_every: int | None = key(
         100,
-        "steps before the first trial of the other way; trials follow at 2, 4, 8, ... times it; null: no trials",
+        "steps before the first trial of the other way; trials follow at 2, 4, 8, ... times it, from 64 times on at "
+        "every 64; null: no trials",
         at_least=1,
         free=True,
     )

@@ -29,6 +29,14 @@ def unique(ids: Tensor) -> tuple[Tensor, Tensor]:
     return torch.unique(ids, return_inverse=True)
 
 
+def find_sorted(among: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each id stands among others, looked for one by one, and whether it is there at all; else it stands at 0."""
+    same = ids[..., None] == among
+    there = same.any(-1)
+    index = (same * torch.arange(len(among), device=ids.device)).sum(-1)
+    return index, there
+
+
 def mix64(x: Tensor) -> Tensor:
     """Every input bit reaches every output bit; int64 in, int64 out. int64 arithmetic wraps."""
     x = (x ^ _shift_right(x, 30)) * _MIX_1

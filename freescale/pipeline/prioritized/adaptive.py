@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from freescale.comm.world import Ranks
-from freescale.pipeline.prioritized.trials import PROBE, UNSETTLED, Decisions, Trials
+from freescale.pipeline.prioritized.trials import PROBE, UNSETTLED, Choices, Trials
 
 # Less than this is noise, and a change for nothing would be made again and again.
 _GAIN = 0.02
@@ -31,7 +31,7 @@ class Switch:
 
     def __init__(self, *, on: bool, ranks: Ranks, every: int | None) -> None:
         self._trials = Trials(ranks=ranks, every=every, least=3 * PROBE, subject="the way")
-        self._decisions = Decisions(on)
+        self._decisions = Choices(on)
 
     def prioritized(self, step: int) -> bool:
         """Whether a step (counted from 0) goes the prioritized way."""

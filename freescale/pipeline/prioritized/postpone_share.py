@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from freescale.comm.world import Ranks
-from freescale.pipeline.prioritized.trials import PROBE, Decisions, Trials
+from freescale.pipeline.prioritized.trials import PROBE, Choices, Trials
 
 SHARES = (1.0, 0.5, 0.0)
 """From the one a run begins with; an earlier one is kept unless a later one is faster by more than noise."""
@@ -41,7 +41,7 @@ class PostponeShare:
             num_probes=len(SHARES),
             late=2 * PROBE,
         )
-        self._decisions = Decisions(SHARES[0])
+        self._decisions = Choices(SHARES[0])
 
     def share(self, step: int) -> float:
         """What a step (counted from 0) postpones of all it can."""

@@ -100,7 +100,7 @@ class Trials:
         return turn // gap * gap * self._every + self._late
 
 
-class Decisions(Generic[T]):
+class Choices(Generic[T]):
     """What holds from which step on.
 
     Args:

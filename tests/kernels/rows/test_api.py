@@ -67,6 +67,9 @@ def test_ids_are_found_among_ascending_ones(among, ids):
     asked = torch.tensor(ids, dtype=torch.int64)
     index, found = find_sorted(torch.tensor(among, dtype=torch.int64), asked.t())
     assert index.shape == found.shape == asked.t().shape
+    wanted, there = reference.find_sorted(torch.tensor(among, dtype=torch.int64), asked.t())
+    assert torch.equal(found, there)
+    assert torch.equal(index * found, wanted * there)
     for id_, place, there in zip(
         asked.t().flatten().tolist(), index.flatten().tolist(), found.flatten().tolist()
     ):
