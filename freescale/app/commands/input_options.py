@@ -34,20 +34,14 @@ TimeUnit = Annotated[
 ]
 Actions = Annotated[
     str | None,
-    typer.Option(
-        help="Numbers of actions in words: view=0,buy=1, or words in order; else by frequency. "
-        "The first append to a log decides."
-    ),
+    typer.Option(help="Numbers of actions in words: view=0,buy=1, or words in order; else by frequency."),
 ]
 BadLines = Annotated[
     str, typer.Option(help="stop at the first line that cannot be used, or skip and count them.")
 ]
 SchemaFile = Annotated[
     Path | None,
-    typer.Option(
-        help="YAML with a section `features`: columns to keep, and what they are. "
-        "The first append to a log decides."
-    ),
+    typer.Option(help="YAML with a section `features`: columns to keep, and what they are."),
 ]
 UserIds = Annotated[
     str | None, typer.Option(help="Kind of user ids: int64, uint64 or text; found out unless given.")

@@ -79,7 +79,8 @@ def append(
 ) -> None:
     """Seal new events as the next windows of a log; each is there as a whole or not at all, each event once.
 
-    Killed, the same command finishes what it began. Input that is in the log already is refused.
+    Killed, the same command finishes what it began. Input that is in the log already is refused. The first append
+    decides on --schema and --actions; later ones may leave them out.
     """
     load_plugins(plugin)
     from freescale.data import append_log
