@@ -78,4 +78,4 @@ def _with_every_item(batch: SequenceBatch, features: BatchFeatures) -> SequenceB
     batch = batch.with_tokens(item_index=item, target_index=target if len(target) else item)
     batch = batch.with_samples(negative_index=negative.view(negatives.shape)) if len(negative) else batch
     made = features.items(item_numbers(features.source.items.ids, ids))
-    return batch.with_items(**examples._tensors(made))
+    return batch.with_items(**examples.as_tensors(made))

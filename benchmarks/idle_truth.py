@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +118,13 @@ class Beside(list[AccountedStep]):
         super().__init__()
         self.stretches: dict[int, float] = {}
         accounts.write = self.append
-        split = accounts._split
+        closed = accounts._closed
 
-        def both(one: ClosedStep) -> Any:
-            self.stretches[one.step] = one.lengths.parts().compute
-            return split(one)
+        def both(steps: Sequence[ClosedStep]) -> Any:
+            self.stretches.update({one.step: one.lengths.parts().compute for one in steps})
+            return closed(steps)
 
-        accounts._split = both  # type: ignore[method-assign]
+        accounts._closed = both  # type: ignore[method-assign]
 
     def shares(self, first: int, last: int, rank: int = 0) -> dict[str, float]:
         """Of the time of some steps of a rank: T in ms, and shares."""
