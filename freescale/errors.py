@@ -31,6 +31,8 @@ class FreeScaleError(Exception):
     """
 
     exit_code = EXIT_ERROR
+    heard = False
+    """Whether another rank has met it, and told of it."""
 
     def __init__(
         self,

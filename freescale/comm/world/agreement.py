@@ -120,4 +120,6 @@ def _said(words: _Words) -> FreeScaleError:
     if words.kind is None:
         return PeerError(f"rank {words.rank} failed: {words.what}")
     kind: type[FreeScaleError] = getattr(errors, words.kind)
-    return kind(words.what, got=words.got, allowed=words.allowed, next_step=words.next_step)
+    error = kind(words.what, got=words.got, allowed=words.allowed, next_step=words.next_step)
+    error.heard = True
+    return error

@@ -261,7 +261,7 @@ def _failure(failed: dict[int, int], stories: dict[int, FailureNote]) -> Trainin
     """The failure that came first: a killed rank or a known error explains the others' broken connections."""
     killed = [rank for rank, code in failed.items() if code < 0 and rank not in stories]
     cause = first_cause(stories.values())
-    if killed and (cause is None or cause.kind != "known"):
+    if killed and (cause is None or not cause.explains):
         where = f", while another rank was {cause.where}" if cause else ""
         name = signal.Signals(-failed[killed[0]]).name
         return PeerError(

@@ -80,7 +80,11 @@ def test_a_known_error_has_its_class_on_every_rank():
     ]
     for other in others:
         assert [each[:2] for each in other] == [each[:2] for each in first]
-        assert {(note.kind, note.exit_code) for _, _, note in other} == {("known", EXIT_ERROR)}
+        assert {(note.kind, note.exit_code) for _, _, note in other} == {("heard", EXIT_ERROR)}
+        for (*_, met), (*_, heard) in zip(first, other, strict=True):
+            assert first_cause([heard, met]) == met, (
+                "whoever met it is named, also where another one said so first"
+            )
 
 
 def ask_of_one_of_its_own(rank: int) -> str:

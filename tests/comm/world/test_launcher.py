@@ -419,3 +419,17 @@ def test_what_nobody_foresaw_on_the_first_rank_is_told_as_that_of_the_first_rank
         run_with_torch(program, 2)
     assert re.fullmatch(r"rank 0 failed in stage '.*: KeyError: 'loss'", str(caught.value))
     assert caught.value.exit_code == EXIT_UNEXPECTED
+
+
+def test_a_known_error_of_the_first_rank_is_told_as_that_of_the_first_rank(run_with_torch):
+    """The others hear of it at once, and had their note out before the rank that met it."""
+    program = (
+        "from freescale.comm.world import from_first, join_ranks\n"
+        "from freescale.errors import DataError\n"
+        "class Late(DataError):\n"
+        "    def __str__(self): time.sleep(0.5); return super().__str__()\n"
+        "def decide(): raise Late('the file is empty')\n"
+        "with join_ranks(device='cpu') as ranks: from_first(decide, ranks=ranks, what='ask')\n"
+    )
+    with pytest.raises(TrainingError, match=r"^rank 0 failed in stage '.*: the file is empty"):
+        run_with_torch(program, 3)

@@ -20,6 +20,7 @@ from freescale.comm.world import free_port, keep_failures_in
 from freescale.comm.world.joining import join_ranks
 from freescale.comm.world.ranks import Ranks
 from freescale.comm.world.watch import FailureNote, Liveness, SignOfLife, first_cause, liveness
+from freescale.comm.world.watch.hub import explain
 from freescale.errors import EXIT_PEER, DataError
 from freescale.recipe import load_config
 from freescale.trace import stage
@@ -378,6 +379,12 @@ def test_a_known_error_explains_the_connections_it_broke():
     assert first_cause(notes).rank == 2
     assert first_cause(notes[:2]).rank == 1
     assert first_cause([]) is None
+    # Who heard of it may say so first; and whoever met it may be gone before it could.
+    assert first_cause([note(0, "heard", 1.0), *notes]).rank == 2
+    assert (
+        explain([note(0, "heard", 1.0)], ["rank 2 ended without a word"], None)
+        == "rank 0 on h failed in stage 's' at step 1: m"
+    )
 
 
 def test_on_the_way_out_of_a_failure_communicators_are_cut_off_and_never_closed(by_hand, monkeypatch):

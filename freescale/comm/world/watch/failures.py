@@ -36,7 +36,7 @@ _BROKEN_CONNECTION = (
 )
 _run_folder: Path | None = None
 
-Kind = Literal["known", "unexpected", "connection"]
+Kind = Literal["known", "unexpected", "heard", "connection"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,8 @@ class FailureNote(Said):
 
     Args:
         message: what went wrong.
-        kind: "known": it has a message for the user; "connection": another rank is probably the cause.
+        kind: "known": it has a message for the user; "heard": so it has, but another rank met it; "connection":
+            another rank is probably the cause.
         time: when, in seconds since 1970.
         exit_code: how the process ends.
     """
@@ -54,6 +55,11 @@ class FailureNote(Said):
     kind: Kind
     time: float
     exit_code: int = 1
+
+    @property
+    def explains(self) -> bool:
+        """Whether it has a message for the user, whoever met it: nobody needs to look any further."""
+        return self.kind in ("known", "heard")
 
     @classmethod
     def of(cls, error: BaseException) -> FailureNote:
@@ -79,8 +85,8 @@ def in_words(error: BaseException) -> str:
 
 
 def first_cause(notes: Iterable[FailureNote]) -> FailureNote | None:
-    """The one that explains the others: a known error before any other, broken connections last."""
-    order = ("known", "unexpected", "connection")
+    """The one that explains the others: a known error before any other, then one heard of, broken connections last."""
+    order = ("known", "unexpected", "heard", "connection")
     return min(notes, key=lambda note: (order.index(note.kind), note.time), default=None)
 
 
@@ -125,7 +131,9 @@ def was_reported(error: BaseException) -> bool:
 def _kind_of(error: BaseException) -> Kind:
     if isinstance(error, PeerError) or is_broken_connection(error):
         return "connection"
-    return "known" if isinstance(error, FreeScaleError) else "unexpected"
+    if not isinstance(error, FreeScaleError):
+        return "unexpected"
+    return "heard" if error.heard else "known"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -147,7 +147,7 @@ class Hub:
 def explain(notes: Sequence[FailureNote], gone: Sequence[str], silent: SignOfLife | None) -> str:
     """What happened, in words: a known error, else who is gone, else an unexpected error, else who is silent."""
     cause = first_cause(notes)
-    if cause is not None and cause.kind == "known":
+    if cause is not None and cause.explains:
         return f"rank {cause.rank} on {cause.host} failed {cause.where}: {cause.message}"
     if gone:
         return gone[0]
