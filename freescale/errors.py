@@ -31,8 +31,8 @@ class FreeScaleError(Exception):
     """
 
     exit_code = EXIT_ERROR
-    heard = False
-    """Whether another rank has met it, and told of it."""
+    met_by: str | None = None
+    """Who met it, where this rank has only heard of it."""
 
     def __init__(
         self,

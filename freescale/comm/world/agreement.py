@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 
 from freescale import errors
-from freescale.comm.world.watch import in_words
+from freescale.comm.world.watch import in_words, mark_own
 from freescale.errors import DamagedCheckpointError, FreeScaleError, PeerError
 from freescale.trace import exchange
 
@@ -26,7 +26,7 @@ class _Words:
     """What a rank says of its failure.
 
     Args:
-        rank: who.
+        rank: who, as messages name it.
         what: in one sentence.
         kind: the name of its class in `freescale.errors`; None for an error nobody foresaw.
         got: as in `FreeScaleError`.
@@ -34,7 +34,7 @@ class _Words:
         next_step: as in `FreeScaleError`.
     """
 
-    rank: int = field(compare=False)
+    rank: str = field(compare=False)
     what: str
     kind: str | None = None
     got: str | None = None
@@ -86,12 +86,13 @@ def fail_together(
         what: its name in a timeline.
         group: who talks to whom; the control group unless another is given.
     """
-    own = None if failure is None else _words(failure, ranks.rank)
+    own = None if failure is None else _words(failure, here(ranks))
     told = [words for words in gather(own, group=group or ranks.control, what=what) if words is not None]
     if not told:
         return
     chosen = max(told, key=_weight)
     if failure is not None and (own == chosen or chosen.kind is None):
+        mark_own(failure)  # all ranks have just been heard: it is none of theirs, whatever it looks like
         raise failure
     raise _said(chosen)
 
@@ -101,7 +102,7 @@ def here(ranks: Ranks) -> str:
     return f"rank {ranks.rank} on {socket.gethostname()}"
 
 
-def _words(failure: Exception, rank: int) -> _Words:
+def _words(failure: Exception, rank: str) -> _Words:
     if not isinstance(failure, FreeScaleError):
         return _Words(rank, in_words(failure))
     # A class from elsewhere may not be there on every rank, or want other arguments.
@@ -118,8 +119,8 @@ def _weight(words: _Words) -> int:
 
 def _said(words: _Words) -> FreeScaleError:
     if words.kind is None:
-        return PeerError(f"rank {words.rank} failed: {words.what}")
+        return PeerError(f"{words.rank} failed: {words.what}")
     kind: type[FreeScaleError] = getattr(errors, words.kind)
     error = kind(words.what, got=words.got, allowed=words.allowed, next_step=words.next_step)
-    error.heard = True
+    error.met_by = words.rank
     return error

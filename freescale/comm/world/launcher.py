@@ -271,9 +271,7 @@ def _failure(failed: dict[int, int], stories: dict[int, FailureNote]) -> Trainin
     if cause is None:
         return PeerError(f"rank {min(failed)} ended with exit code {failed[min(failed)]} and no message")
     elsewhere = cause.exit_code == EXIT_PEER
-    error = TrainingError(
-        cause.message if elsewhere else f"rank {cause.rank} failed {cause.where}: {cause.message}"
-    )
+    error = TrainingError(cause.message if elsewhere else cause.in_full(host=False))
     error.exit_code = cause.exit_code
     return error
 

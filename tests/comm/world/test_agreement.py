@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from freescale.comm.world.agreement import fail_together, from_first, gather
+from freescale.comm.world.agreement import fail_together, from_first, gather, here
+from freescale.comm.world.ranks import Ranks
 from freescale.comm.world.watch.failures import FailureNote, first_cause
 from freescale.data.sources.parquet import RowRangeError
 from freescale.errors import (
@@ -23,6 +25,8 @@ from freescale.errors import (
 )
 from tests.ranks import run_on_ranks
 from tests.small_run import these_ranks
+
+CPU = torch.device("cpu")
 
 
 def caught(act: Callable[[], Any]) -> Exception:
@@ -52,8 +56,10 @@ def test_an_error_nobody_foresaw_stays_that_of_the_rank_that_met_it():
     for first, second in zip(*run_on_ranks(ask_of_the_unforeseen, 2), strict=True):
         kind, text, note = second
         assert kind == "PeerError"
-        assert text.startswith(f"rank 0 failed: {first[0]}")
+        assert text.startswith(f"{here(Ranks(rank=0, num_ranks=2, device=CPU))} failed: {first[0]}")
         assert (note.kind, note.exit_code) == ("connection", EXIT_PEER)
+        # Also where it looks as if a connection to another had broken: a tracker that a judge asks, a disk far away.
+        assert (first[2].kind, first[2].exit_code) == ("unexpected", EXIT_UNEXPECTED)
     # The judge's own bug explains the run, whichever of the two is heard first.
     first, second = (seen[0] for seen in run_on_ranks(ask_of_the_unforeseen, 2))
     assert first[0] == "KeyError"
@@ -81,6 +87,7 @@ def test_a_known_error_has_its_class_on_every_rank():
     for other in others:
         assert [each[:2] for each in other] == [each[:2] for each in first]
         assert {(note.kind, note.exit_code) for _, _, note in other} == {("heard", EXIT_ERROR)}
+        assert {note.met_by for _, _, note in other} == {here(Ranks(rank=0, num_ranks=3, device=CPU))}
         for (*_, met), (*_, heard) in zip(first, other, strict=True):
             assert first_cause([heard, met]) == met, (
                 "whoever met it is named, also where another one said so first"
@@ -113,7 +120,7 @@ def fail_at_several(rank: int) -> list[tuple[str, str]]:
 def test_of_several_failures_damage_counts_first_then_what_is_known():
     unforeseen, known, damage = zip(*run_on_ranks(fail_at_several, 3), strict=True)
     assert unforeseen == (
-        ("PeerError", "rank 1 failed: KeyError: 'b'"),
+        ("PeerError", f"{here(Ranks(rank=1, num_ranks=3, device=CPU))} failed: KeyError: 'b'"),
         ("KeyError", "'b'"),
         ("ValueError", "c"),
     )

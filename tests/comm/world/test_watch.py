@@ -16,12 +16,12 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from freescale.app.run.train_run import train_run
-from freescale.comm.world import free_port, keep_failures_in
+from freescale.comm.world import free_port, from_first, keep_failures_in
 from freescale.comm.world.joining import join_ranks
 from freescale.comm.world.ranks import Ranks
 from freescale.comm.world.watch import FailureNote, Liveness, SignOfLife, first_cause, liveness
 from freescale.comm.world.watch.hub import explain
-from freescale.errors import EXIT_PEER, DataError
+from freescale.errors import EXIT_PEER, EXIT_UNEXPECTED, DataError
 from freescale.recipe import load_config
 from freescale.trace import stage
 from tests.comm.world.by_hand import ByHand, until
@@ -372,8 +372,10 @@ def test_a_rank_that_is_not_back_from_the_run_before_is_named():
 
 
 def test_a_known_error_explains_the_connections_it_broke():
-    def note(rank: int, kind: str, when: float) -> FailureNote:
-        return FailureNote(rank=rank, host="h", stage="s", step=1, message="m", kind=kind, time=when)
+    def note(rank: int, kind: str, when: float, met_by: str | None = None) -> FailureNote:
+        return FailureNote(
+            rank=rank, host="h", stage="s", step=1, message="m", kind=kind, time=when, met_by=met_by
+        )
 
     notes = [note(0, "connection", 1.0), note(1, "unexpected", 2.0), note(2, "known", 3.0)]
     assert first_cause(notes).rank == 2
@@ -382,9 +384,42 @@ def test_a_known_error_explains_the_connections_it_broke():
     # Who heard of it may say so first; and whoever met it may be gone before it could.
     assert first_cause([note(0, "heard", 1.0), *notes]).rank == 2
     assert (
-        explain([note(0, "heard", 1.0)], ["rank 2 ended without a word"], None)
-        == "rank 0 on h failed in stage 's' at step 1: m"
+        explain([note(0, "heard", 1.0, "rank 2 on g")], ["rank 2 ended without a word"], None)
+        == "rank 2 on g failed: m"
     )
+
+
+@pytest.mark.parametrize("error", [KeyError("loss"), ConnectionRefusedError("tracker")], ids=repr)
+def test_what_nobody_foresaw_on_the_first_rank_is_known_to_the_others_though_the_hub_ends_with_it(
+    by_hand, error
+):
+    def work(rank: int) -> None:
+        def ask() -> None:
+            raise error
+
+        with joined() as ranks:
+            from_first(ask, ranks=ranks, what="ask the judge")
+
+    (code, said), (peers_code, told) = (rank.end() for rank in by_hand.all(work, 2))
+    assert (code, peers_code) == (EXIT_UNEXPECTED, EXIT_PEER)
+    assert "Traceback" in said
+    assert f"rank 0 on {HOST} failed in stage 'start': {type(error).__name__}" in told
+    assert "without a word" not in told
+
+
+def test_what_others_hear_is_told_as_that_of_whoever_met_it(by_hand):
+    def work(rank: int) -> None:
+        def look() -> None:
+            raise DataError("the file is empty")
+
+        with joined() as ranks:
+            from_first(look, ranks=ranks, what="look")
+
+    (_, said), (code, told) = (rank.end() for rank in by_hand.all(work, 2))
+    assert f"rank 0 on {HOST} failed in stage 'start': the file is empty" in said
+    assert code == 1
+    assert f"rank 0 on {HOST} failed: the file is empty" in told
+    assert "rank 1" not in told
 
 
 def test_on_the_way_out_of_a_failure_communicators_are_cut_off_and_never_closed(by_hand, monkeypatch):

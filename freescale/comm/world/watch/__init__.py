@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         first_cause,
         in_words,
         keep_failures_in,
+        mark_own,
         report_failure,
         say,
         was_reported,

@@ -45,16 +45,24 @@ class FailureNote(Said):
 
     Args:
         message: what went wrong.
-        kind: "known": it has a message for the user; "heard": so it has, but another rank met it; "connection":
-            another rank is probably the cause.
+        kind: "known": it has a message for the user; "heard": so it has, but another rank met it; "unexpected": nobody
+            foresaw it; "connection": another rank is probably the cause.
         time: when, in seconds since 1970.
         exit_code: how the process ends.
+        met_by: who met it, where this rank has only heard of it.
     """
 
     message: str
     kind: Kind
     time: float
     exit_code: int = 1
+    met_by: str | None = None
+
+    def in_full(self, *, host: bool = True) -> str:
+        """Who failed, where and why; machines need no names where there is one."""
+        if self.met_by is not None:
+            return f"{self.met_by} failed: {self.message}"
+        return f"rank {self.rank}{f' on {self.host}' if host else ''} failed {self.where}: {self.message}"
 
     @property
     def explains(self) -> bool:
@@ -75,6 +83,7 @@ class FailureNote(Said):
             kind=_kind_of(error),
             time=time.time(),
             exit_code=exit_code_of(error),
+            met_by=error.met_by if isinstance(error, FreeScaleError) else None,
         )
 
 
@@ -128,12 +137,18 @@ def was_reported(error: BaseException) -> bool:
     return hasattr(error, "_reported")
 
 
+def mark_own(error: BaseException) -> None:
+    """This rank is the cause of an error, though it may look as if a connection to another had broken."""
+    error._own = True  # type: ignore[attr-defined]
+
+
 def _kind_of(error: BaseException) -> Kind:
-    if isinstance(error, PeerError) or is_broken_connection(error):
+    broken = is_broken_connection(error) and not hasattr(error, "_own")
+    if isinstance(error, PeerError) or broken:
         return "connection"
     if not isinstance(error, FreeScaleError):
         return "unexpected"
-    return "heard" if error.heard else "known"
+    return "known" if error.met_by is None else "heard"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -210,10 +225,8 @@ def _print(note: FailureNote, error: BaseException) -> None:
 
     if isinstance(error, FreeScaleError):
         many = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not isinstance(error, PeerError)
-        who = f"rank {note.rank} on {note.host} failed {note.where}: " if many else ""
-        Console(stderr=True).print(
-            f"[red]error:[/] {escape(who + note.message)}", highlight=False, soft_wrap=True
-        )
+        told = note.in_full() if many else note.message
+        Console(stderr=True).print(f"[red]error:[/] {escape(told)}", highlight=False, soft_wrap=True)
     else:
         traceback.print_exception(error)
     sys.stderr.flush()

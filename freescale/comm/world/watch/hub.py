@@ -140,7 +140,9 @@ class Hub:
         known = cause is not None and cause.kind == "known"
         if self._told is None and (known or silent or now - self._trouble >= GRACE_S):
             self._told = explain(self._notes, self._gone, silent)
-            for line in self._lines.values():
+            for line in sorted(
+                self._lines.values(), key=lambda line: line.rank == 0
+            ):  # who may end behind it
                 line.send({"verdict": self._told})
 
 
@@ -148,11 +150,11 @@ def explain(notes: Sequence[FailureNote], gone: Sequence[str], silent: SignOfLif
     """What happened, in words: a known error, else who is gone, else an unexpected error, else who is silent."""
     cause = first_cause(notes)
     if cause is not None and cause.explains:
-        return f"rank {cause.rank} on {cause.host} failed {cause.where}: {cause.message}"
+        return cause.in_full()
     if gone:
         return gone[0]
     if cause is not None and cause.kind == "unexpected":
-        return f"rank {cause.rank} on {cause.host} failed {cause.where}: {cause.message}"
+        return cause.in_full()
     if silent is not None:
         return silence(silent)
     assert cause is not None

@@ -70,6 +70,8 @@ class HubWatch(Watch):
         if note.kind == "connection" and self._heard.wait(self._silent_s + 2 * GRACE_S):
             error = self._peer_error()
         report_failure(error)
+        if self._hub is not None:  # it ends with this process, and the others would hear of nothing but that
+            self._heard.wait(2 * GRACE_S)
         self._leaving.set()
         return error
 
