@@ -276,6 +276,7 @@ def _read_base(chain: Path, seq: int) -> Version:
     with damage_told(partial(damaged_chain, folder)):
         said = json.loads((folder / "manifest.json").read_text())["fingerprint"]
         version = read_version(folder)
-    if version.fingerprint != said:
+        found = version.fingerprint  # of all that it holds: words that are none fail here
+    if found != said:
         raise damaged_chain(folder, "it holds another version than it says")
     return version

@@ -9,19 +9,31 @@ from contextlib import contextmanager
 from freescale.errors import FreeScaleError
 
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_SILENCE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+_LOOKS_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
 def is_refusal(error: OSError) -> bool:
-    """Whether the machine refused, whatever is in the file: a permission, open files, memory."""
-    return error.errno in _REFUSALS
+    """Whether the machine refused, whatever is in the file: a permission, open files, memory, a disk that is away."""
+    return error.errno in _REFUSALS + _SILENCE
+
+
+@contextmanager
+def no_damage() -> Iterator[None]:
+    """What fails inside, in the code of somebody's own model, is no damage of the files that it is made from."""
+    try:
+        yield
+    except Exception as error:
+        error._no_damage = True  # type: ignore[attr-defined]
+        raise
 
 
 @contextmanager
 def damage_told(told: Callable[[str], FreeScaleError]) -> Iterator[None]:
     """Raise `told(why)` for files that are missing, cut off or hold something else; all other errors stay as they are.
 
-    An error with its own next step, a refusal of the machine or a mistake in a model's code is no damage: copying the
-    files again, which is what `told` advises, would help none of them.
+    An error with its own next step, a refusal of the machine or a mistake in a model's code (`no_damage`) is none:
+    copying the files again, which is what `told` advises, would help none of them.
     """
     import pyarrow as pa
     from safetensors import SafetensorError
@@ -30,7 +42,7 @@ def damage_told(told: Callable[[str], FreeScaleError]) -> Iterator[None]:
         yield
     except (FreeScaleError, MemoryError):
         raise
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError, pa.ArrowException) as error:
-        if isinstance(error, OSError) and is_refusal(error):
+    except (*_LOOKS_DAMAGED, SafetensorError, pa.ArrowException) as error:
+        if hasattr(error, "_no_damage") or (isinstance(error, OSError) and is_refusal(error)):
             raise
         raise told(next(iter(str(error).splitlines()), type(error).__name__)) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from freescale import registry
 from freescale.data import ItemNames
 from freescale.embedding import as_compute
 from freescale.errors import ConfigError
+from freescale.exports.damage import no_damage
 from freescale.exports.export import FORMAT, versions_of
 from freescale.exports.exported_model import ExportedModel
 from freescale.exports.served_features import ServedFeatures, make_tokens, table_file
@@ -120,11 +122,19 @@ def _make_model(
     for family in makers:
         _check_class(given[family][0], family, given[family][1])
     with registry.offered(makers, named={family: given[family][1] for family in makers}):
-        made = make_head(facts["name"], dim=shape["dim"], options=facts["options"])
+        with _made_by("head", facts["name"]):
+            made = make_head(facts["name"], dim=shape["dim"], options=facts["options"])
         if not (retrieves(made) or scores_candidates(made)):
             raise ValueError(f"head {facts['name']!r} has no queries and candidates")
         tokens = make_tokens(manifest)
-        return Recommender(encoder=make_encoder(**shape, dropout=0.0), head=made, tokens=tokens)
+        with _made_by("encoder", shape["kind"]):
+            layers = make_encoder(**shape, dropout=0.0)
+        return Recommender(encoder=layers, head=made, tokens=tokens)
+
+
+def _made_by(family: str, kind: str) -> AbstractContextManager[None]:
+    """Kinds that ship fail only at what a manifest says; what others fail at is a mistake in their code."""
+    return nullcontext() if registry.find(family, kind).ships else no_damage()
 
 
 def _giver(part: torch.nn.Module) -> Callable[..., torch.nn.Module]:
