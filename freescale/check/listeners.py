@@ -19,35 +19,43 @@ _EVENT = {
     "protocol": "a rehearsal",
     "time": 0.0,
 }
-RULE = "sinks and judges change nothing"
+SINK_RULE = "sinks can be written to and closed"
 JUDGE_RULE = "judges decide alike and change nothing"
 
 
 def check_listeners(judge: Judge | None, others: Sequence[object] = ()) -> CheckReport:
-    """Whether copies of a judge decide alike, and have the methods they need.
+    """Whether sinks can be written to, and copies of a judge decide alike.
 
     Args:
         judge: if there is one; one that cannot be copied is not asked, and the report says so.
         others: sinks.
     """
-    found = [
+    report = CheckReport((), (), ())
+    if others:
+        report += _tried(SINK_RULE, _of_sinks(others))
+    if judge is None:
+        return report
+    if not callable(getattr(judge, "decide", None)):
+        return report + _tried(JUDGE_RULE, [f"a judge needs decide(event); {type(judge).__name__} has none"])
+    try:
+        copies = copy.deepcopy(judge), copy.deepcopy(judge)
+    except Exception as error:
+        reason = f"{type(judge).__name__} cannot be copied ({in_one_line(error)})"
+        return report + CheckReport((), (), ((JUDGE_RULE, reason),))
+    return report + _tried(JUDGE_RULE, _of_judge(*copies))
+
+
+def _tried(rule: str, sentences: Sequence[str]) -> CheckReport:
+    return CheckReport((rule,), tuple(Violation(rule, sentence) for sentence in sentences), ())
+
+
+def _of_sinks(sinks: Sequence[object]) -> list[str]:
+    return [
         f"a sink needs the methods write(event) and close(); {type(sink).__name__} has no {name}"
-        for sink in others
+        for sink in sinks
         for name in ("write", "close")
         if not callable(getattr(sink, name, None))
     ]
-    skipped: tuple[tuple[str, str], ...] = ()
-    if judge is not None and not callable(getattr(judge, "decide", None)):
-        found.append(f"a judge needs the method decide(event); {type(judge).__name__} has none")
-    elif judge is not None:
-        try:
-            copies = copy.deepcopy(judge), copy.deepcopy(judge)
-        except Exception as error:
-            skipped = ((JUDGE_RULE, f"{type(judge).__name__} cannot be copied ({in_one_line(error)})"),)
-        else:
-            found += _of_judge(*copies)
-    tried = (RULE,) if found or others or (judge is not None and not skipped) else ()
-    return CheckReport(tried, tuple(Violation(RULE, sentence) for sentence in found), skipped)
 
 
 def _of_judge(one: Judge, other: Judge) -> list[str]:

@@ -132,7 +132,7 @@ class Changes:
     [
         (Yes(), "decide returned True"),
         (Changes(), "changes the event"),
-        (object(), r"needs the method decide"),
+        (object(), r"a judge needs decide\(event\)"),
     ],
 )
 def test_a_judge_that_cannot_be_asked_is_named(tmp_path, judge, words):

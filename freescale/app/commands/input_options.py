@@ -19,7 +19,7 @@ UserColumn = Annotated[
 ]
 ItemColumn = Annotated[str | None, typer.Option("--item", help="Name of the item column.")]
 TimeColumn = Annotated[
-    str | None, typer.Option("--time", help="Name of the time column; '' for none: file order.")
+    str | None, typer.Option("--time", help="Name of the time column; '' keeps file order, which no log can.")
 ]
 ActionColumn = Annotated[
     str | None, typer.Option("--action", help="Name of the action or rating column; '' for none.")
@@ -41,7 +41,7 @@ BadLines = Annotated[
 ]
 SchemaFile = Annotated[
     Path | None,
-    typer.Option(help="YAML with a section `features`: columns to keep, and what they are."),
+    typer.Option(help="YAML with a section `features`: columns of events to keep, and what they are."),
 ]
 UserIds = Annotated[
     str | None, typer.Option(help="Kind of user ids: int64, uint64 or text; found out unless given.")

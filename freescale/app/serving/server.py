@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from freescale.errors import ConfigError, FreeScaleError
+from freescale.errors import ConfigError, FreeScaleError, in_one_line
 from freescale.exports import ChainModel
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -121,18 +121,19 @@ class ChainServer:
         }
 
     def _follow(self) -> None:
-        told = ""
+        told: str | None = None
         while not self._end.wait(self._refresh_s):
             try:
                 if self.model.refresh():
                     self.num_refreshes += 1
                     current = self.model.served.current
                     self._tell(f"version {current.seq}, step {current.facts.get('step')}")
-                told = ""
+                told = None
             except Exception as error:  # of whatever kind: the next look may go well
-                if str(error) != told:  # once, not every second
-                    self._tell(f"the version before goes on answering: {str(error) or type(error).__name__}")
-                told = str(error)
+                text = str(error) if isinstance(error, FreeScaleError) else in_one_line(error)
+                if text != told:  # once, not every second
+                    self._tell(f"the version before goes on answering: {text}")
+                told = text
 
 
 def _options(asked: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -203,7 +203,7 @@ def test_a_server_follows_on_after_an_error_that_has_nothing_to_do_with_the_chai
     chain: tuple[Path, list[Published]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, told, looked = ChainModel(chain[0]), [], threading.Event()
-    errors = [MemoryError(), PermissionError(13, "Permission denied")]
+    errors = [KeyError("parent"), PermissionError(13, "Permission denied"), *[MemoryError()] * 3]
 
     def refresh() -> bool:
         if errors:
@@ -218,7 +218,13 @@ def test_a_server_follows_on_after_an_error_that_has_nothing_to_do_with_the_chai
         assert looked.wait(20)
     finally:
         server.close()
-    assert [line.split(": ")[1] for line in told] == ["[Errno 13] Permission denied", "MemoryError"]
+    assert [
+        line.removeprefix("the version before goes on answering: ").split(" in ")[0] for line in told
+    ] == [
+        "MemoryError",
+        "PermissionError: [Errno 13] Permission denied",
+        "KeyError: 'parent'",
+    ]
 
 
 def test_a_model_behind_a_compacted_chain_loads_the_new_base(
