@@ -12,6 +12,7 @@ from freescale.balance.costs.rank_speed import at_equal_speed, measured_speeds, 
 from freescale.balance.fewest_moves import min_moves
 from freescale.balance.global_batches import GlobalBatches
 from freescale.balance.partition import Partition, assignment_report, partition, partition_report
+from freescale.balance.replayed_steps import MOST_REPLAYED_TOKENS
 from freescale.balance.sampler import BalancedSampler, StepPlan
 from freescale.balance.step_plan import Balancer, assign, named_balancer
 from freescale.balance.window_batches import WindowBatches, WindowIndex
@@ -19,6 +20,7 @@ from freescale.balance.work import WHOLE, PairRule, SampleWork
 
 __all__ = [
     "COEFFICIENTS",
+    "MOST_REPLAYED_TOKENS",
     "WHOLE",
     "BalancedSampler",
     "Balancer",

@@ -28,8 +28,6 @@ from freescale.recipe import (
 from freescale.sim import BY_LAYER
 from freescale.train import by_layer, update_only
 
-_LEAST_KEPT_BYTES = 1 << 26
-
 
 class StepMeter:
     """The parts of a recipe on one device, and how long each of them takes in a step.
@@ -41,8 +39,6 @@ class StepMeter:
     Attributes:
         num_rows: rows that steps have looked up so far.
         num_row_bytes: of all of them, as they travel.
-        num_postponed: weight gradients that waited.
-        num_without_room: others that would have.
     """
 
     def __init__(self, config: Config, device: torch.device) -> None:
@@ -58,12 +54,21 @@ class StepMeter:
         self._optimizer = build_optimizer(config, self.model, device)
         self._layers = by_layer(self.model)
         self._watch = Stopwatch(device)
-        self._most_bytes = room_to_postpone(config, device)  # as much as a run lets them keep
+        self._later = PostponedGradients(most_bytes=room_to_postpone(config, device))  # as much as in a run
         # As in training: a CPU multiplies in float32 all the same.
         halves = config.model.dtype == "bfloat16" and device.type == "cuda"
         self._autocast = torch.autocast(device.type, torch.bfloat16, enabled=halves)
         self.num_rows = self.num_row_bytes = 0
-        self.num_postponed = self.num_without_room = 0
+
+    @property
+    def num_postponed(self) -> int:
+        """Weight gradients that waited, since memory last ran out."""
+        return self._later.num_postponed
+
+    @property
+    def num_without_room(self) -> int:
+        """Others that would have."""
+        return self._later.num_without_room
 
     def step(self, rows: IntArray, step: int) -> dict[str, float]:
         """Train on a batch: milliseconds of each part, and how many rows and ids there were."""
@@ -79,10 +84,9 @@ class StepMeter:
             try:
                 return self._postponed(rows, step)
             except torch.OutOfMemoryError:
-                if not self._most_bytes:
+                self._later.forget()
+                if not self._later.keep_less():
                     raise
-                less = self._most_bytes * 3 // 4
-                self._most_bytes = less if self._most_bytes > _LEAST_KEPT_BYTES else 0
 
     def _looked_up(
         self, rows: IntArray, step: int, ms: dict[str, float]
@@ -135,14 +139,11 @@ class StepMeter:
     def _postponed(self, rows: IntArray, step: int) -> float:
         lookups, indexed = self._look_up_all(self.examples.batch(rows, step=step), step)
         self._optimizer.zero_grad(set_to_none=True)
-        later = PostponedGradients(most_bytes=self._most_bytes)
-        with later.taking(), torch.autograd.set_multithreading_enabled(False):
+        with self._later.taking(), torch.autograd.set_multithreading_enabled(False):
             with self._autocast, dropout_keys(seed=self._config.run.seed, step=step):
                 loss = self._forward(lookups, indexed) / max(1, indexed.num_tokens)
             loss.backward()
-        self.num_postponed += later.num_postponed
-        self.num_without_room += later.num_without_room
-        self._watch.run(later.compute)
+        self._watch.run(self._later.compute)
         return self._watch.ms
 
     def _look_up_all(self, batch: SequenceBatch, step: int) -> tuple[dict[str, Lookup], SequenceBatch]:

@@ -141,20 +141,24 @@ def test_a_profile_of_a_gpu_knows_pads_and_gaps_where_its_steps_were_replayed(
 
 
 def test_where_memory_runs_out_less_is_kept_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms: list[int] = []
-    taking = PostponedGradients.taking
+    fits, rooms, kept = 20_000, [2 << 30], []
+    add = PostponedGradients.add
 
-    def short(self: PostponedGradients) -> Any:
-        rooms.append(self.most_bytes)
-        if self.most_bytes > 1 << 30:
+    def short(self: PostponedGradients, *args: Any, **options: Any) -> None:
+        add(self, *args, **options)
+        if self.most_bytes != rooms[-1]:
+            rooms.append(self.most_bytes)
+        if self.kept_bytes > fits:
+            kept.append(self.kept_bytes)
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return taking(self)
 
-    monkeypatch.setattr(PostponedGradients, "taking", short)
+    monkeypatch.setattr("freescale.kernels.runtime.postponed._LEAST", 1)
+    monkeypatch.setattr(PostponedGradients, "add", short)
     found = measure_steps(load_config(None, SMALL), torch.device("cpu"), seconds=0.0, most_samples=2)
-    assert rooms[:4] == [2 << 30, 3 << 29, 9 << 27, 27 << 25]
-    assert set(rooms[4:]) == {27 << 25}, "it stays so"
+    assert kept, "memory did run out"
+    assert rooms[1:] == [size * 3 // 4 for size in kept], "three quarters of what was kept, not of the bound"
     assert len(found.steps["weights"]) == FEWEST_SHAPES
+    assert found.num_without_room > 0
 
 
 @pytest.mark.parametrize("device", ["tpu", "CPU", "cuda:1", ""])

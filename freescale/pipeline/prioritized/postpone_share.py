@@ -1,7 +1,8 @@
 """How much of the weight gradients waits until the rows have left, decided by measuring steps of the run itself.
 
 At fixed steps, 2 probes after those at which the way of rows is tried (`adaptive.py`), PROBE steps each postpone
-everything, half of it, and nothing; then all go on with the fastest:
+everything, half of it, and nothing; then all go on with the fastest. (Where ways are tried more often than every 6
+probes, the two may meet; such a trial decides nothing.)
 
     chosen share ... │ everything │ half │ nothing │ chosen share ... (agree) ... the fastest
                      │ PROBE steps each, measured  │

@@ -36,7 +36,7 @@ class Trials:
     Args:
         ranks: who agrees.
         every: steps before the first trial; None: no trials.
-        least: fewest of these: what is measured before a trial, and the trial, must have room.
+        least: the least that `every` is taken for: what is measured before a trial, and the trial, must have room.
         num_probes: ways that a trial measures, PROBE steps each.
         late: steps by which trials begin later, to miss those of something else.
         subject: what is agreed on, for traces.

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from freescale.train import Progress, Recorder
 
 
-MOST_TOKENS = 262_144
-"""In a step. More keep a GPU busy by themselves."""
-
-
 @dataclass(frozen=True)
 class Capture:
     """What captured steps are made of; nothing where steps are computed as usual.
@@ -211,6 +207,7 @@ def _token_rule(model: Recommender) -> TokenRule | None:
 
 def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_tokens: int = 0) -> str | None:
     """The first reason why steps of a run are not recorded; None: they are. The same on all ranks."""
+    from freescale.balance import MOST_REPLAYED_TOKENS
     from freescale.data import is_log
     from freescale.model import FeatureJoin, drawn_by_rank, takes_pads
     from freescale.recipe.building.plain_attention import plain_attention
@@ -218,7 +215,7 @@ def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_toke
     features = tables.features is not None
     reasons = {
         f"a batch has up to {usual_tokens:,} tokens, which keep a GPU busy while the host goes on": usual_tokens
-        >= MOST_TOKENS,
+        >= MOST_REPLAYED_TOKENS,
         "model.dtype=float64 is computed without fused kernels": config.model.dtype == "float64",
         "attention is computed in plain PyTorch": plain_attention(config, model, kind="cuda") is not None,
         "item vectors are computed (items.kind)": config.items.kind != "ids",

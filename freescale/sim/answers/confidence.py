@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from freescale.balance import MOST_REPLAYED_TOKENS
 from freescale.sim.costs.setting import Setting
 from freescale.sim.inputs.profile import OPTIONAL_TIMES, TIMES, WEIGHTS
 
@@ -99,12 +100,13 @@ def _assumptions(setting: Setting, num_ranks: int) -> list[Mark]:
         (
             "pads",
             "pads of replayed steps",
-            "{:.1%} more tokens are computed, in runs of the profiled lengths",
+            "{:.1%} more tokens are computed, in runs of the profiled lengths and up to "
+            f"{MOST_REPLAYED_TOKENS:,} tokens a GPU",
         ),
         ("graph_cut_us", "graphs of a split step", "{:.1f} us between two of them"),
     ):
-        measured = f"rates.{rate}" in profile.measured
-        why = told.format(profile.rates[rate]) if measured else "not in this profile; counted as nothing"
+        measured, known = f"rates.{rate}" in profile.measured, rate in profile.rates
+        why = told.format(profile.rates[rate]) if known else "not in this profile; counted as nothing"
         found.append(Mark(part, CALIBRATED if measured else EXTRAPOLATED, why))
     if WEIGHTS not in profile.times and setting.weights_share > 0:
         share = (

@@ -33,8 +33,9 @@ def compute_times(
 ) -> ComputeTimes:
     """Forward and backward beside this traffic."""
     setting, features = traffic.setting, traffic.features
-    # Steps of a GPU are replayed: pads are computed like tokens, and nobody looks back from them.
-    loads = replace(loads, tokens=loads.tokens * (1 + setting.profile.rates.get("pads", 0.0)))
+    # In steps of a GPU that are replayed pads are computed like tokens, and nobody looks back from them.
+    pads = setting.profile.rates.get("pads", 0.0) if loads.replayable else 0.0
+    loads = replace(loads, tokens=loads.tokens * (1 + pads))
     forward, backward = (
         setting.profile.times[name].seconds(samples=loads.samples, tokens=loads.tokens, squares=loads.squares)
         * traffic.slow

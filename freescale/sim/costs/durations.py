@@ -117,7 +117,7 @@ def _host_time(setting: Setting, features: Features) -> Timing:
 def _host_s(setting: Setting, loads: Loads, features: Features, num_ranks: int) -> FloatArray:
     """Time in which a rank has nothing to run; a split step of a GPU is many graphs, and one alone was profiled."""
     own = _host_time(setting, features).seconds(samples=loads.samples, tokens=loads.tokens)
-    if not (features.splits and num_ranks > 1):
+    if not (features.splits and num_ranks > 1 and loads.replayable):
         return own
     # The forward is cut before every piece of dense gradients whose sum it has to wait for, their computation behind.
     num_cuts = 2 * math.ceil(1 / first_bucket(setting.workload))

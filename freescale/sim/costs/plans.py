@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freescale.balance import (
+    MOST_REPLAYED_TOKENS,
     CostModel,
     FloatArray,
     GlobalBatches,
@@ -41,6 +42,11 @@ class Loads:
     bound: float
     planned: float
     reason: str | None = None
+
+    @property
+    def replayable(self) -> bool:
+        """Whether steps are small enough to be recorded and replayed on a GPU."""
+        return bool(self.tokens.max(initial=0) < MOST_REPLAYED_TOKENS)
 
 
 def plan_loads(

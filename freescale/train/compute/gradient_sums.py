@@ -50,16 +50,16 @@ def choose_sums(
     """For a run whose batches are padded or not, with weight gradients that are postponed or not."""
     # A bound on the norm of all gradients must know all of them before the first weight is updated.
     may_be_late = ranks.group is not None and postpone_bytes is not None and not clipped
-    if ranks.group is not None and padded:
-        flat = FlatSum(ranks.group, ranks.device, kind=transport, gate=gate, timeout_s=ranks.timeout_s)
-        late = LateUpdate(model, optimizer, timer=timer) if may_be_late and flat.only_starts else None
-        return GradientSums(model, flat, flat=flat, late=late)
+    total = sum_of_all(ranks, kind=transport, gate=gate) if padded or postpone_bytes is not None else None
+    if padded and total is not None:
+        late = LateUpdate(model, optimizer, timer=timer) if may_be_late and total.only_starts else None
+        return GradientSums(model, total, flat=total, late=late)
     if postpone_bytes is not None:
         late = LateUpdate(model, optimizer, timer=timer) if may_be_late else None
         split = SplitBackward(
             [param for name, param in model.named_parameters() if name not in owned.names],
             most_bytes=postpone_bytes,
-            total=sum_of_all(ranks, kind=transport, gate=gate),
+            total=total,
             timer=timer,
             late=late,
         )

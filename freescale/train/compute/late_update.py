@@ -89,6 +89,10 @@ class LateUpdate:
         """The first layer that needs any of these weights."""
         return min(self._place.get(id(param), BEFORE) for param in params)
 
+    def in_order(self, params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """What is needed first comes first: it is added up first."""
+        return sorted(params, key=lambda param: self.layer_of([param]))
+
     def leave(self, piece: Piece, *, lr: float | Tensor, layer: int | None = None) -> None:
         """These gradients are on their way; their weights are updated with this rate, for this layer if it is given."""
         for param in piece.params:

@@ -55,9 +55,8 @@ class PaddedStep:
     ) -> None:
         self._recorder, self._flat_sum, self._late, self._timer = recorder, sums.flat, sums.late, timer
         own = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
-        late = sums.late
-        if late is not None:  # what is needed first is added up first
-            own.sort(key=lambda param: late.layer_of([param]))
+        if sums.late is not None:
+            own = sums.late.in_order(own)
         self._dense_lr = _recordable(optimizer, dropout_key.device)
         self.is_whole = tables is not None
         whole = None if tables is None else WholeStep(tables, dropout_key, self._dense_lr, move_weights)
@@ -70,12 +69,12 @@ class PaddedStep:
             vectors_of=vectors_of,
             postpone_bytes=postpone_bytes,
             piece_bytes=_piece_bytes(own, sums.flat),
-            late=late,
+            late=sums.late,
         )
         self._pieces: PieceSums | None = None
         if self.compute.later is not None:
             assert sums.flat is not None
-            self._pieces = PieceSums(sums.flat, late=late, timer=timer)
+            self._pieces = PieceSums(sums.flat, late=sums.late, timer=timer)
         self._update = RecordedUpdate(move_weights, recorder=recorder)
 
     @property

@@ -56,9 +56,7 @@ class SplitBackward:
         self._total, self._timer = total, timer
         self._late = late if total is not None and total.only_starts else None
         learnt = [param for param in parameters if param.requires_grad]
-        if late is not None:  # what is needed first is added up first
-            learnt.sort(key=lambda param: late.layer_of([param]))
-        self._pieces = _pieces(learnt, total)
+        self._pieces = _pieces(learnt if late is None else late.in_order(learnt), total)
         self._under_way: list[Piece] = []
 
     def taking(self, last: bool) -> AbstractContextManager[None]:

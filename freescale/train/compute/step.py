@@ -94,7 +94,7 @@ class TrainStep:
         tables: whose rows steps of padded batches read and update by themselves; they then come without rows.
         vectors_of: makes item vectors in steps of padded batches, instead of `encode_items`.
         postpone_bytes: gradients of weights are computed after those of rows have left, and what is kept for them may
-            take so much; None: in the plain order. Not with a recorder.
+            take so much; None: in the plain order. With a recorder only on several ranks.
         postpone_share: step -> how much of what could be postponed is; all unless given.
     """
 

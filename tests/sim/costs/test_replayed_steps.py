@@ -27,30 +27,36 @@ def profile(**rates: float) -> Profile:
     return replace(shipped, times=times, rates={**known, **rates}, measured=measured)
 
 
-def durations(of: Profile, features: Features, ranks: int = 16) -> Durations:
-    work = Workload(samples_per_gpu=8, lengths="lognormal:200,1.0,2000", dense_bytes=50e6, bucket_bytes=8e6)
-    where = Setting(workload=work, profile=of, cluster=load_cluster("h200"), jitter=0.0, cost_error=0.0)
+def durations(of: Profile, features: Features, ranks: int = 16, samples: int = 8) -> Durations:
+    where = setting(of, samples)
     loads = plan(where, features, num_ranks=ranks, plan_steps=3)
     return measure_out(where, loads, features, num_ranks=ranks, num_steps=3)
+
+
+def setting(of: Profile, samples: int = 8) -> Setting:
+    work = Workload(
+        samples_per_gpu=samples, lengths="lognormal:200,1.0,2000", dense_bytes=50e6, bucket_bytes=8e6
+    )
+    return Setting(workload=work, profile=of, cluster=load_cluster("h200"), jitter=0.0, cost_error=0.0)
 
 
 @pytest.mark.parametrize("features", [WHOLE, SPLIT])
 def test_pads_cost_what_tokens_cost_and_no_pairs(features: Features) -> None:
     without, padded = (durations(profile(pads=pads), features) for pads in (0.0, 0.05))
     more = (padded.compute + padded.weights) - (without.compute + without.weights)
-    times, loads = profile().times, _loads(features)
-    by_tokens = 1e-3 * sum(times[name].per_token_ms for name in ("forward", "backward")) * loads
+    tokens = plan(setting(profile()), features, num_ranks=16, plan_steps=3).tokens
+    times = profile().times
+    by_tokens = 1e-3 * sum(times[name].per_token_ms for name in ("forward", "backward")) * tokens
     np.testing.assert_allclose(more, 0.05 * by_tokens, rtol=1e-6)
     np.testing.assert_array_equal(padded.rows, without.rows)
     np.testing.assert_array_equal(padded.host, without.host)
 
 
-def _loads(features: Features) -> np.ndarray:
-    work = Workload(samples_per_gpu=8, lengths="lognormal:200,1.0,2000", dense_bytes=50e6, bucket_bytes=8e6)
-    where = Setting(
-        workload=work, profile=profile(), cluster=load_cluster("h200"), jitter=0.0, cost_error=0.0
-    )
-    return plan(where, features, num_ranks=16, plan_steps=3).tokens
+def test_steps_that_no_run_replays_have_neither_pads_nor_gaps() -> None:
+    quick, slow = profile(), profile(pads=0.5, graph_cut_us=10.0)
+    least, large = (durations(each, SPLIT, ranks=4, samples=2048) for each in (quick, slow))
+    np.testing.assert_array_equal(large.compute, least.compute)
+    np.testing.assert_array_equal(large.host, least.host)
 
 
 def test_only_a_split_step_has_gaps_between_graphs() -> None:
@@ -87,3 +93,12 @@ def test_a_profile_keeps_them_and_says_whether_it_has_them() -> None:
         "extrapolated",
         "not in this profile; counted as nothing",
     )
+
+
+def test_what_a_profile_says_without_having_measured_it_is_counted_and_told_as_such() -> None:
+    guessed = replace(profile(pads=0.5), measured=load_profile("h200").measured)
+    state, why = next(
+        (mark.state, mark.why) for mark in marks(setting(guessed), num_ranks=64) if "pads" in mark.part
+    )
+    assert state == "extrapolated"
+    assert why.startswith("50.0% more tokens")
