@@ -211,13 +211,13 @@ def told(
             setting, turn = wanted[number]
             if number not in named and began(folder / str(number)):
                 named.add(number)
-                print(f"round {turn + 1}  {setting.name:<40} begins", flush=True)
+                print(f"round {turn + 1}  {setting.name:<49} begins", flush=True)
             if (folder / str(number) / "trained").exists():
                 left.remove(number)
                 row = keep(number, folder / str(number))
                 shares = "  ".join(f"{name} {row[name]:.1%}" for name in ("bubble", *CAUSES))
                 print(
-                    f"round {turn + 1}  {setting.name:<40} {row['step_ms']:7.1f} ms  {shares}  "
+                    f"round {turn + 1}  {setting.name:<49} {row['step_ms']:7.1f} ms  {shares}  "
                     f"{row['seconds']:.0f} s",
                     flush=True,
                 )
@@ -281,14 +281,14 @@ def print_table(table: Sequence[dict[str, Any]], num_ranks: int, worst: float) -
         "in ms",
         "tokens/s",
         "rounds",
-        "step, from to",
     )
-    print(f"{'':<42}" + "".join(f"{name:>11}" for name in names))
+    width = 2 + max(len(row["setting"]) for row in table)
+    print(" " * width + "".join(f"{name:>11}" for name in names) + "   step, from to")
     for row in table:
         cells = [f"{row['step_ms']:11.1f}", *(f"{row[name]:11.1%}" for name in ("bubble", *CAUSES))]
         cells += [f"{row['exposed_ms']:11.2f}", f"{row['reduction']:11.1%}", f"{row['reduction_ms']:11.1%}"]
         spread = f"{row['rounds']:11}   {row['least_ms']:.1f} to {row['most_ms']:.1f}"
-        print(f"{row['setting']:<42}" + "".join(cells) + f"{row['tokens_per_s']:11,.0f}" + spread)
+        print(f"{row['setting']:<{width}}" + "".join(cells) + f"{row['tokens_per_s']:11,.0f}" + spread)
 
 
 def main() -> None:
