@@ -122,7 +122,7 @@ def checked_speeds(speeds: Sequence[float] | FloatArray | None, num_ranks: int) 
 def resolve_limits(
     problem: Problem, *, max_tokens: int | None, max_count: int | None, max_tokens_ratio: float | None
 ) -> Limits:
-    """The caps that hold, or an error that says which would be feasible."""
+    """The caps that hold; whether samples fit under one on tokens shows when they are placed."""
     num_samples, num_ranks = len(problem.costs), len(problem.speeds)
     if max_count is not None and max_count * num_ranks < num_samples:
         raise PlanError(
@@ -130,10 +130,11 @@ def resolve_limits(
             allowed=f"max_count >= {math.ceil(num_samples / num_ranks)}",
         )
     count = num_samples if max_count is None else min(max_count, num_samples)
-    total, longest = int(problem.tokens.sum()), int(problem.tokens.max(initial=0))
     if max_tokens is not None:
-        _check_max_tokens(problem, max_tokens, total=total, longest=longest)
-        return Limits(max_tokens=min(int(max_tokens), total), max_count=count, capped=True, soft=False)
+        if not problem.has_tokens:
+            raise PlanError("max_tokens needs the tokens of each sample.", next_step="pass tokens=lengths")
+        most = min(int(max_tokens), int(problem.tokens.sum()))
+        return Limits(max_tokens=most, max_count=count, capped=True, soft=False)
     return soft_limits(problem, token_cap(problem, max_tokens_ratio), max_count=count)
 
 
@@ -161,22 +162,6 @@ def token_cap(problem: Problem, max_tokens_ratio: float | None) -> int | None:
     fastest = float(problem.speeds.max()) * num_ranks / problem.total_speed
     cap = max(int(problem.tokens.max(initial=0)), math.ceil(max_tokens_ratio * fastest * total / num_ranks))
     return min(cap, total)
-
-
-def _check_max_tokens(problem: Problem, max_tokens: int, *, total: int, longest: int) -> None:
-    num_ranks = len(problem.speeds)
-    if not problem.has_tokens:
-        raise PlanError("max_tokens needs the tokens of each sample.", next_step="pass tokens=lengths")
-    least = max(longest, math.ceil(total / num_ranks))
-    if max_tokens < least:
-        what = (
-            f"The longest sample has {longest} tokens and fits on no rank of {max_tokens}."
-            if longest > max_tokens
-            else f"{total} tokens do not fit on {num_ranks} ranks of at most {max_tokens}."
-        )
-        raise PlanError(
-            what, allowed=f"max_tokens >= {least}", next_step="raise max_tokens or use more ranks"
-        )
 
 
 def integer_costs(costs: FloatArray, num_ranks: int) -> IntArray:

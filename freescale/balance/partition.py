@@ -248,8 +248,11 @@ def _pack(sizes: IntArray, *, num_ranks: int, limits: Limits, owner: IntArray, r
     if len(sizes) * num_ranks <= BEST_FIT_WORK:
         num_placed = partition_kernels.best_fit(sizes, num_ranks, limits.max_tokens, limits.max_count, owner)
     if num_placed < len(sizes):
+        longest, cap = int(sizes[0]), limits.max_tokens
         raise PlanError(
-            "No assignment was found that keeps max_tokens on every rank.",
+            f"The longest sample has {longest} tokens and fits on no rank of {cap}."
+            if longest > cap
+            else "No assignment was found that keeps max_tokens on every rank.",
             got=f"max_tokens={limits.max_tokens} for {int(sizes.sum())} tokens on {num_ranks} ranks",
             allowed=f"max_tokens >= {reached} is feasible",
             next_step="raise max_tokens, use more ranks or a smaller global batch",

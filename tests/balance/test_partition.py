@@ -208,7 +208,7 @@ def test_equal_and_free_samples_are_spread_by_count():
         ({"costs": [1.0, 2.0, 3.0], "num_ranks": 2, "max_count": 1}, "max_count >= 2"),
         ({"costs": [1.0] * 2, "num_ranks": 2, "max_tokens": 5}, "pass tokens=lengths"),
         ({"costs": [1.0] * 2, "num_ranks": 2, "tokens": [9, 1], "max_tokens": 5}, "max_tokens >= 9"),
-        ({"costs": [1.0] * 3, "num_ranks": 2, "tokens": [4, 4, 4], "max_tokens": 5}, "max_tokens >= 6"),
+        ({"costs": [1.0] * 3, "num_ranks": 2, "tokens": [4, 4, 4], "max_tokens": 5}, "max_tokens >= 8"),
         ({"costs": [1.0] * 3, "num_ranks": 2, "tokens": [4, 4, 4], "max_tokens": 6}, "max_tokens >= 8"),
     ],
 )
