@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -13,14 +11,9 @@ from typing import NoReturn
 from rich.console import Console
 from rich.markup import escape
 
+from freescale.app.refusals import as_problem
 from freescale.app.unbroken_output import unbroken_output
-from freescale.errors import FreeScaleError, Preempted
-
-_NO_FOLDER = "No usable temporary directory"
-"""What Python says where it could not write into any folder for temporary files, whatever kept it from that."""
-
-_CLOSED_SINCE = 8
-"""Files that may have been closed between an error and its telling."""
+from freescale.errors import Preempted
 
 
 def run_to_exit_code(command: Callable[[], object]) -> None:
@@ -53,7 +46,7 @@ def _run_to_exit_code(command: Callable[[], object]) -> None:
     except Exception as error:
         from freescale.comm.world import report_failure, was_reported
 
-        problem = _as_problem(error)
+        problem = as_problem(error)
         if os.environ.get("FREESCALE_DEBUG") and problem is not error:
             raise
         others_know = was_reported(problem)
@@ -72,45 +65,3 @@ def _leave(code: int) -> NoReturn:
 
         end_process(code)
     sys.exit(code)
-
-
-def _as_problem(error: Exception) -> Exception:
-    """A full or read-only disk, a missing permission: the machine's refusal is the user's to mend."""
-    if _too_many_files(error):
-        return FreeScaleError(
-            "this process may not open more files",
-            got=f"{os.strerror(errno.EMFILE)} ({str(error).splitlines()[0]})",
-            next_step="raise the limit (`ulimit -n`)",
-        )
-    if not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError):
-        return error
-    if _NO_FOLDER in str(error):
-        return FreeScaleError(
-            f"there is no folder for temporary files: {error.strerror or error}",
-            next_step="set TMPDIR to a folder that this user may write to, on a disk that is not full",
-        )
-    where = f"{error.filename}: " if error.filename else ""
-    return FreeScaleError(
-        f"the system refused a file operation: {where}{error.strerror or error}",
-        next_step="free disk space or choose another folder; a run resumes from its last checkpoint"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT)
-        else "set FREESCALE_DEBUG=1 to see where it happened",
-    )
-
-
-def _too_many_files(error: Exception) -> bool:
-    """Whether this process had no descriptor left; libraries say so in words of their own, or of something else."""
-    if isinstance(error, OSError) and error.errno == errno.EMFILE:
-        return True
-    if isinstance(error, RuntimeError) and os.strerror(errno.EMFILE) in str(error):
-        return True
-    return isinstance(error, OSError) and _NO_FOLDER in str(error) and _few_left()
-
-
-def _few_left() -> bool:
-    """Whether almost as many files are open as may be."""
-    try:
-        num_open = len(os.listdir("/proc/self/fd"))
-    except OSError as refused:
-        return refused.errno == errno.EMFILE
-    return num_open + _CLOSED_SINCE >= resource.getrlimit(resource.RLIMIT_NOFILE)[0]
