@@ -92,7 +92,8 @@ def length_files(extra: Iterable[Path]) -> dict[str, Draw]:
         name: from_file(read(folder / name)) for name, read in readers.items() if (folder / name).exists()
     }
     if not found:
-        print(f"no length files in {folder}: synthetic lengths only")
+        given = f"synthetic lengths, and {len(extra)} files" if extra else "synthetic lengths only"
+        print(f"no data sets in {folder}: {given}")
     for path in extra:
         found[path.name] = from_file(np.loadtxt(path, dtype=np.int64, ndmin=1))
     return found

@@ -43,4 +43,6 @@ def main(folder: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: python {sys.argv[0]} YAMBDA_DIR items.parquet")
+    main(*sys.argv[1:])

@@ -36,9 +36,7 @@ Actions = Annotated[
     str | None,
     typer.Option(help="Numbers of actions in words: view=0,buy=1, or words in order; else by frequency."),
 ]
-BadLines = Annotated[
-    str, typer.Option(help="stop at the first line that cannot be used, or skip and count them.")
-]
+BadLines = Annotated[str, typer.Option(help="stop at a line that cannot be used, or skip and count them.")]
 SchemaFile = Annotated[
     Path | None,
     typer.Option(help="YAML with a section `features`: columns of events to keep, and what they are."),

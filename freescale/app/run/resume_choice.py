@@ -76,9 +76,13 @@ def check_same_recipe(path: Path, saved: Mapping[str, Any], config: Config) -> N
         if f"{section}.{key}" not in free and _plain(value) != then
     ]
     if different:
+        there = path.parent.parent
+        own = there.resolve() == Path(config.run.out).resolve()
         raise ConfigError(
-            f"{path.parent.parent} holds a run with another recipe:\n  - " + "\n  - ".join(different),
-            next_step="choose another run.out, or start over in this one with --resume never",
+            f"{there} holds a run with another recipe:\n  - " + "\n  - ".join(different),
+            next_step="choose another run.out, or start over in this one with --resume never"
+            if own
+            else f"leave these keys as they are in {there / 'config.yaml'}, or begin a run of its own without --resume",
         )
 
 

@@ -187,7 +187,7 @@ def _open_sinks(run: Run, config: Config, step: int, others: Sequence[MetricSink
     out, progress, pending = Path(config.run.out), run.progress, run.evaluation.pending
     recipe = out / "config.yaml"
     recipe.write_text(config.to_yaml(), encoding="utf-8")
-    if not (out / ".gitignore").exists():
+    if not any((out / name).exists() for name in (".gitignore", ".git")):
         (out / ".gitignore").write_text("*\n", encoding="utf-8")  # a run in a repository is no part of it
     progress.add(JsonlSink(out / "metrics.jsonl", resume_step=step, evaluates_again=pending))
     if config.run.tensorboard:

@@ -15,7 +15,7 @@ _FEW = 1000
 
 
 class BadLines:
-    """Lines that were skipped, and the first of them as examples.
+    """Lines that were skipped, and some of them as examples.
 
     Args:
         policy: "stop" or "skip".

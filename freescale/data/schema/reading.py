@@ -15,6 +15,7 @@ from freescale.errors import ConfigError, nearest
 from freescale.strict_yaml import StrictLoader
 
 SECTION = "features"
+_SHAPE = "a schema is a YAML file with a section `features`: docs/features.md"
 
 # What a data set is built from must be what it is.
 _MUST_BE = {
@@ -73,9 +74,9 @@ def load_schema(path: Path) -> Schema:
         text = path.read_text(encoding="utf-8")
         values = yaml.load(text, StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("the schema cannot be read", got=f"{path}: {error}") from None
+        raise ConfigError("the schema cannot be read", got=f"{path}: {error}", next_step=_SHAPE) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError("the schema is not valid YAML", got=f"{path}: {error}") from None
+        raise ConfigError("the schema is not valid YAML", got=f"{path}: {error}", next_step=_SHAPE) from None
     sections = list(values) if isinstance(values, dict) else []
     if SECTION not in sections or not isinstance(values[SECTION], dict):
         close = nearest(SECTION, [str(name) for name in sections])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,8 +63,24 @@ def read_recipe(recipe: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def describe_keys() -> Iterator[tuple[str, str, str, str]]:
-    """(dotted key, type, default, help) of every recipe key, in recipe order."""
+Described = tuple[str, str, str, str]
+"""Dotted key, type, default, help."""
+
+
+def describe_recipe() -> Iterator[Described]:
+    """Every key a recipe can have, each section followed by options of its kinds. Imports kinds, torch with them."""
+    options = list(describe_options())
+    for section, rows in itertools.groupby(describe_keys(), key=_section):
+        yield from rows
+        yield from (row for row in options if _section(row) == section)
+
+
+def _section(row: Described) -> str:
+    return row[0].partition(".")[0]
+
+
+def describe_keys() -> Iterator[Described]:
+    """The keys that are there whatever kinds a recipe names, in recipe order."""
     for section in dataclasses.fields(Config):
         make: Any = section.default_factory
         if hasattr(make, "describe"):
@@ -74,19 +91,23 @@ def describe_keys() -> Iterator[tuple[str, str, str, str]]:
             yield *named, _default(item), item.metadata["help"]
 
 
-def describe_options() -> Iterator[tuple[str, str, str, str]]:
-    """The same of the keys that come with kinds from outside; our own are in the help of keys."""
+def describe_options() -> Iterator[Described]:
+    """The same of the keys that come with a kind, of those that ship and of those from outside."""
     for section in dataclasses.fields(Config):
         own = own_fields(section.default_factory)
         for key, family in kind_keys(section.default_factory):
             for name in registry.names(family):
-                kind = registry.registered(family, name)
-                outside = kind is not None and not kind.ships
-                fields, hints = _option_fields([(own[key], name)] if outside else [])
+                fields, hints = _option_fields([(own[key], name)])
                 for item in fields.values():
                     if item.name not in own:
                         names = f"{section.name}.{item.name}", type_name(hints[item.name])
-                        yield (*names, _default(item), f"with {section.name}.{key}={name}")
+                        meaning = ": ".join(filter(None, (f"with {section.name}.{key}={name}", _help(item))))
+                        yield (*names, _default(item), meaning)
+
+
+def _help(item: dataclasses.Field[Any]) -> str:
+    """What an option says of itself; a kind from outside need not say anything."""
+    return str(item.metadata.get("help", ""))
 
 
 def _default(item: dataclasses.Field[Any]) -> str:
@@ -147,12 +168,12 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def _instead_of_a_recipe(path: Path) -> str | None:
+def _instead_of_a_recipe(path: Path) -> str:
     """What was probably meant by a path that is no recipe: a data set, a run, a file of raw data."""
     if (path / "config.yaml").is_file():
         return f"did you mean {path / 'config.yaml'}?"
     if path.suffix.lower() in (".yaml", ".yml"):
-        return None
+        return "mend the line it names; sections and keys look as in recipes/*.yaml, or in the config.yaml of a run"
     return f"a recipe is a YAML file; did you mean data.path={path}?"
 
 

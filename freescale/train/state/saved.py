@@ -128,7 +128,7 @@ def damaged(path: Path, why: str) -> DamagedCheckpointError:
     others = [other for other in saved_in(path.parent) if step_of(other) < step_of(path)]
     return DamagedCheckpointError(
         f"the checkpoint {path} is damaged: {why}",
-        next_step=f"resume from the one before it: --resume {others[-1]}"
+        next_step=f"`freescale train` with the run's recipe goes on from the one before it: --resume {others[-1]}"
         if others
         else "start again: --resume never",
     )

@@ -101,7 +101,9 @@ def test_several_may_be_passed_over_and_none_may_be_left(finished):
 def test_one_that_was_asked_for_by_name_is_refused(finished):
     damage(shard_of(step(finished, 6)))
     run, _ = make_run(RECIPE, finished)
-    with pytest.raises(CheckpointError, match=f"resume from the one before it: --resume {step(finished, 4)}"):
+    with pytest.raises(
+        CheckpointError, match=f"goes on from the one before it: --resume {step(finished, 4)}"
+    ):
         resume(run, [step(finished, 6)])
     assert step(finished, 6).exists()
 
