@@ -8,24 +8,25 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from freescale.recipe import Config, describe_keys
+from freescale.recipe import Config, describe_recipe
 
 OUT = Path(__file__).parent / "keys.md"
 HEAD = """# Every recipe key
 
 `freescale keys` prints the same list. This page is written by `python docs/make_keys.py`; do not edit it by hand.
-[Recipes](recipes.md) explains how recipes work.
+[Recipes](recipes.md) explains how recipes work. A meaning that begins with `with SECTION.KEY=KIND` is that of an option
+of this kind: the key is unknown with any other.
 """
 
 
 def page() -> str:
     """The whole page as Markdown: one section of the recipe, one table."""
     parts = [HEAD]
-    for section, rows in itertools.groupby(describe_keys(), key=lambda row: row[0].split(".")[0]):
+    for section, rows in itertools.groupby(describe_recipe(), key=lambda row: row[0].split(".")[0]):
         about = type(getattr(Config(), section)).__doc__
         parts.append(f"## {section}\n\n{about}\n\n| key | type | default | meaning |\n|---|---|---|---|")
         parts += [
-            f"| `{name}` | {_cell(kind)} | `{_yaml(default)}` | {_cell(text)} |"
+            f"| `{name}` | {_cell(kind)} | {_code(_yaml(default))} | {_cell(text)} |"
             for name, kind, default, text in rows
         ]
         parts.append("")
@@ -34,6 +35,11 @@ def page() -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    """In the type of code; a key without a default has none."""
+    return f"`{text}`" if text else "none: give one"
 
 
 def _yaml(default: str) -> str:

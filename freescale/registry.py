@@ -118,6 +118,11 @@ def offered(kinds: Mapping[str, Callable[..., Any]], *, named: Mapping[str, str]
         _kinds.update(before)
 
 
+def option(default: Any = dataclasses.MISSING, *, help: str) -> Any:
+    """A field of an options dataclass: its default, if it has one, and what `freescale keys` says of it."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
 def find(family: str, name: str, *, key: str | None = None) -> Kind:
     """The kind of this name, imported if it has not been yet.
 

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from freescale.recipe.model import build_model, encoder_shape
     from freescale.recipe.optim import build_optimizer
     from freescale.recipe.pipeline import room_to_postpone
+    from freescale.recipe.reading.identity import run_identity
     from freescale.recipe.reading.keys import changed as changed_keys
     from freescale.recipe.reading.load import (
         describe_keys,
         describe_options,
+        describe_recipe,
         free_keys,
         load_config,
         read_recipe,

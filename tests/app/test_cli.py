@@ -54,6 +54,11 @@ def test_keys_are_found_by_a_word_whole_when_piped_and_as_json() -> None:
     assert ["\t".join(row.values()) for row in rows] == lines
 
 
+def test_options_of_kinds_are_found_with_the_kind_they_belong_to() -> None:
+    lines = CliRunner().invoke(app, ["keys", "head.tasks"]).output.splitlines()
+    assert lines[0].startswith("head.tasks\tlist of str\t\twith head.kind=tasks: one line a task")
+
+
 def test_a_word_that_no_key_has_is_told() -> None:
     with pytest.raises(ConfigError, match="no recipe key has this word"):
         CliRunner().invoke(app, ["keys", "nonsense"], catch_exceptions=False)

@@ -171,12 +171,14 @@ def keys(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """List recipe keys with their types, defaults and meanings; with --plugin, those of your kinds, too."""
-    load_plugins(plugin)
-    from freescale.recipe import describe_keys, describe_options
+    """List recipe keys with their types, defaults and meanings: of sections, and of the kinds they can name.
 
-    rows = [*describe_keys(), *describe_options()]
-    found = [row for row in rows if word is None or word.lower() in f"{row[0]} {row[3]}".lower()]
+    With --plugin, those of your kinds, too.
+    """
+    load_plugins(plugin)
+    from freescale.recipe import describe_recipe
+
+    found = [row for row in describe_recipe() if word is None or word.lower() in f"{row[0]} {row[3]}".lower()]
     if not found:
         raise ConfigError(
             "no recipe key has this word in its name or meaning",

@@ -34,7 +34,7 @@ from freescale.data.sources._twin_listener import (
 )
 from freescale.errors import DataError
 from freescale.jagged import offsets_of
-from freescale.registry import register
+from freescale.registry import option, register
 
 Columns = dict[str, npt.NDArray[np.generic]]
 NAME = "dlrmv4_twin"
@@ -57,9 +57,11 @@ _LEAST_ROWS = 100
 class TwinOptions:
     """Keys of a recipe's section `data`; see TwinSource."""
 
-    scale: float = 0.001
-    length_scale: float = 1.0
-    days: int = 300
+    scale: float = option(
+        0.001, help="share of the benchmark's users, items, artists and rows of crosses that there are"
+    )
+    length_scale: float = option(1.0, help="factor of the lengths of histories, above 0 and at most 1")
+    days: int = option(300, help="days of the log, at least 2")
 
 
 class TwinSource:

@@ -35,7 +35,7 @@ from freescale.model.parts.dropout import Dropout, keys_of_tokens
 from freescale.model.parts.normed_mlp import WideNorm
 from freescale.model.views.request_view import RequestView
 from freescale.model.views.view import BatchView, View, masked_view
-from freescale.registry import register
+from freescale.registry import option, register
 
 _MINUTE_S = 60.0
 _PERIODS = ((3600, 24), (86_400, 7))
@@ -285,21 +285,15 @@ def _checked(view: View) -> BatchView:
 
 @dataclass(frozen=True, kw_only=True)
 class STUOptions:
-    """Keys of a recipe's model.
+    """Keys of a recipe's model."""
 
-    Args:
-        positions: vectors of positions, counted back from the candidates.
-        time_buckets: highest bucket of sqrt(minutes) to the request.
-        input_dropout: on the input; null: as model.dropout.
-        scale_length: what attention weights are divided by; null: the longest sequence.
-        short_last: compute the last layer for candidates alone.
-    """
-
-    positions: int = 8192
-    time_buckets: int = 2048
-    input_dropout: float | None = None
-    scale_length: int | None = None
-    short_last: bool = True
+    positions: int = option(8192, help="vectors of positions, counted back from the candidates")
+    time_buckets: int = option(2048, help="highest bucket of sqrt(minutes) to the request")
+    input_dropout: float | None = option(None, help="dropout on the input; null: as model.dropout")
+    scale_length: int | None = option(
+        None, help="what attention weights are divided by; null: the longest sequence"
+    )
+    short_last: bool = option(True, help="compute the last layer for candidates alone")
 
     def __post_init__(self) -> None:
         if self.positions < 2 or self.time_buckets < 1 or (self.scale_length or 1) < 1:

@@ -21,7 +21,7 @@ from freescale.model.head import LastEvents, Needs
 from freescale.model.heads._shared_experts import SharedExperts
 from freescale.model.parts.normed_mlp import normed_mlp
 from freescale.model.quality.task_quality import LIMIT, AcrossRanks, TaskQuality
-from freescale.registry import register
+from freescale.registry import option, register
 
 Towers = Literal["shared", "own", "product"]
 
@@ -207,44 +207,45 @@ def target_index(batch: SequenceBatch) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class TasksOptions:
-    """Keys of a recipe's head.
+    """Keys of a recipe's head."""
 
-    Args:
-        tasks: one line a task: NAME = COLUMN > NUMBER, NAME = COLUMN & BITS, NAME = number COLUMN; docs/ranking.md.
-        candidates: of a request, where they are cut by number.
-        by: column whose runs of equal values are requests; none: cut by number.
-        window: seconds; all that a user did in a window of that length is a request. None: cut by number.
-        weights: column with a weight for every candidate.
-        pools: column of events; the history is the last pool_events of each kind in it. None: the last of all.
-        pool_kinds: values of that column, one a pool.
-        pool_events: of each kind.
-        pool_window: events before a request among which they are looked for.
-        late: candidates meet the user's state in the head only, not in the attention.
-        anchors: column; every event with a number there is a request of one candidate. None: none is.
-        anchor_history: events before an anchor, at least.
-        anchor_days: the last days of the log are the test, as many before them validation.
-        towers: "shared" or "own": one MLP for all tasks, or one for each; "product": one on the product of a state and
-            the tower of an item, with tokens.join=towers.
-        hidden: towers=product: width inside.
-        experts: hidden layers that all tasks share, mixed by a gate for each task, a tower for each behind; 0: none.
-    """
-
-    tasks: tuple[str, ...]
-    candidates: int = 10
-    by: str | None = None
-    window: int | None = None
-    weights: str | None = None
-    pools: str | None = None
-    pool_kinds: tuple[int, ...] = ()
-    pool_events: int = 1000
-    pool_window: int = 20_000
-    anchors: str | None = None
-    anchor_history: int = 1
-    anchor_days: int = 1
-    late: bool = False
-    towers: Towers = "shared"
-    hidden: int = 512
-    experts: int = 0
+    tasks: tuple[str, ...] = option(
+        help="one line a task: NAME = COLUMN > NUMBER, NAME = COLUMN & BITS, NAME = number COLUMN; docs/ranking.md"
+    )
+    candidates: int = option(10, help="candidates of a request, where requests are cut by number")
+    by: str | None = option(
+        None, help="column whose runs of equal values are requests; null: they are cut by number"
+    )
+    window: int | None = option(
+        None, help="seconds; all that a user did in a window of that length is a request; null: cut by number"
+    )
+    weights: str | None = option(None, help="column with a weight for every candidate; null: all the same")
+    pools: str | None = option(
+        None,
+        help="column of events; the history is the last head.pool_events of each kind in it; null: the last of all",
+    )
+    pool_kinds: tuple[int, ...] = option((), help="values of that column, one a pool")
+    pool_events: int = option(1000, help="events of each kind in head.pools")
+    pool_window: int = option(
+        20_000, help="events before a request among which those of head.pools are looked for"
+    )
+    anchors: str | None = option(
+        None, help="column; every event with a number there is a request of one candidate; null: none is"
+    )
+    anchor_history: int = option(1, help="events before an anchor, at least")
+    anchor_days: int = option(1, help="the last days of the log are the test, as many before them validation")
+    late: bool = option(False, help="candidates meet the user's state in the head only, not in the attention")
+    towers: Towers = option(
+        "shared",
+        help="shared or own: one MLP for all tasks, or one for each; product: one on the product of a state and the "
+        "tower of an item, with tokens.join=towers",
+    )
+    hidden: int = option(512, help="width inside the MLP of head.towers=product")
+    experts: int = option(
+        0,
+        help="hidden layers that all tasks share, mixed by a gate for each task, a tower for each behind; needs "
+        "head.towers=own; 0: none",
+    )
 
     @property
     def one_candidate(self) -> bool:

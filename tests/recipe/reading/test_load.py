@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 
 from freescale import registry
 from freescale.errors import ConfigError, FreeScaleError, nearest
-from freescale.recipe import Config, describe_keys, describe_options, load_config
-from freescale.recipe.reading.keys import own_fields, section_options
+from freescale.recipe import Config, describe_keys, describe_options, describe_recipe, load_config
+from freescale.recipe.reading.keys import kind_keys, own_fields, section_options
 from tests.effort import examples
 
 pytestmark = pytest.mark.usefixtures("own_kinds")  # other modules may have registered theirs
@@ -411,15 +412,36 @@ def test_an_option_without_a_default_is_asked_for_by_its_key():
 def test_options_of_kinds_from_outside_are_described():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Options:
-        size: int
+        size: int = registry.option(help="how large")
         dim: int = 3
         steps: tuple[int, ...] = (1, 2)
 
     registry.register("mask", "mine", options=Options)(dict)
-    assert list(describe_options()) == [
-        ("model.size", "int", "", "with model.mask=mine"),
+    assert [row for row in describe_options() if "mine" in row[3]] == [
+        ("model.size", "int", "", "with model.mask=mine: how large"),
         ("model.steps", "list of int", "[1, 2]", "with model.mask=mine"),
     ]
+
+
+@pytest.mark.usefixtures("own_kinds")
+def test_options_of_every_kind_that_ships_are_described_behind_the_keys_of_their_section():
+    """`head.tasks` was known to those who look for typing errors, and to no list of keys."""
+    rows = list(describe_recipe())
+    assert [name for name, _ in groupby(row[0].partition(".")[0] for row in rows)] == list(SECTIONS)
+    assert set(describe_keys()) < set(rows)
+    said = {(path, text.partition(": ")[0]): text for path, _, _, text in rows}
+    for section, make in SECTIONS.items():
+        own = own_fields(make)
+        for key, family in kind_keys(make):
+            for name in registry.names(family):
+                options = registry.find(family, name).options
+                for item in () if options is None else dataclasses.fields(options):
+                    if item.name not in {*own, *own[key].metadata["elsewhere"]}:
+                        kind = f"with {section}.{key}={name}"
+                        assert len(said[f"{section}.{item.name}", kind]) > len(kind) + 10, item.name
+    found = {path: rest for path, *rest in rows}
+    assert found["head.towers"][:2] == ["shared | own | product", "shared"]
+    assert {"head.tasks", "head.anchors", "model.scale_length", "model.window", "data.scale"} < set(found)
 
 
 @pytest.mark.usefixtures("own_kinds")

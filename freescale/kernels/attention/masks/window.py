@@ -10,18 +10,14 @@ from torch import Tensor
 from freescale.errors import ConfigError
 from freescale.kernels.attention.layout import SequenceLayout
 from freescale.kernels.attention.mask import AttentionMask
-from freescale.registry import register
+from freescale.registry import option, register
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions:
-    """How far back a token sees.
+    """How far back a token sees."""
 
-    Args:
-        window: earlier tokens that a token sees, besides itself.
-    """
-
-    window: int
+    window: int = option(help="earlier tokens that a token sees, besides itself; at least 1")
 
     def __post_init__(self) -> None:
         if self.window < 1:
