@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from freescale.bridge.saved_tables import RowsById
+from freescale.data import write_tensors
 from freescale.errors import CheckpointError
 
 _FACTS, _FORMAT, _VERSION = "tables.json", "freescale-rows", 1
@@ -37,8 +38,6 @@ def write_row_folder(
         origin: where they come from.
         details: more to know of a table, by its name.
     """
-    from safetensors.torch import save_file
-
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError("the folder is not empty, or none", got=out, next_step="choose another one")
     staged = out.with_name(f"{out.name}.tmp-{os.getpid()}")
@@ -53,7 +52,7 @@ def write_row_folder(
                 "seen": rows.seen,
             }
             path = staged / _file_of(name)
-            save_file({part: each.contiguous() for part, each in parts.items() if each is not None}, path)
+            write_tensors(path, {part: each for part, each in parts.items() if each is not None})
             facts[name] = {
                 "rows": len(rows.ids),
                 "dim": rows.weight.shape[1],

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from freescale.data.stored.item_content import CONTENT_FILE, ContentFile
     from freescale.data.stored.item_texts import TEXTS_FILE, item_numbers, load_texts
     from freescale.data.stored.manifest import LENGTHS_FILE, damaged, is_dataset, load_manifest
+    from freescale.data.stored.tensor_file import read_arrays, read_tensors, write_arrays, write_tensors
     from freescale.data.temporal import TemporalSource, read_moment, written
     from freescale.data.words.item_names import ItemId, ItemNames, names_of_items
     from freescale.data.words.table_words import table_kinds, table_words

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 
 from freescale.data import sync_folder, sync_tree, write_durably
 from freescale.errors import CheckpointError, DataError
-from freescale.exports.damage import damage_told, is_refusal
+from freescale.exports.damage import damage_told, is_refusal, refusals_named
 from freescale.exports.delta_file import FORMAT, VERSION, damaged_chain, read_delta, write_delta
 from freescale.exports.row_rounding import Rounded, rounded
 from freescale.exports.version import Version, applied, difference, read_version, write_version
@@ -148,30 +149,25 @@ class Publisher:
         seq = 0 if self.current is None else self.current.seq + 1
         version, in_8_bits = self._as_kept(version)
         changed, deleted = len(version.ids), 0
-        work = self.chain / _WORK
-        work.mkdir()
-        if self.version is None:
-            write_version(work, version)
-            name = base_name(seq)
-        else:
-            delta = difference(self.version, version)
-            changed, deleted = len(delta.ids), len(delta.deleted)
-            write_delta(
-                work,
-                delta,
-                seq=seq,
-                parent=self.version.fingerprint,
-                fingerprint=version.fingerprint,
-                facts=facts,
-                rounded=None
-                if in_8_bits is None
-                else in_8_bits.take(np.searchsorted(version.ids, delta.ids)),
-            )
-            name = delta_name(seq)
-        sync_tree(work)
-        num_bytes = sum(path.stat().st_size for path in work.iterdir())
-        os.rename(work, self.chain / name)
-        sync_folder(self.chain)
+        name = base_name(seq) if self.version is None else delta_name(seq)
+        with self._made(name) as work:
+            if self.version is None:
+                write_version(work, version)
+            else:
+                delta = difference(self.version, version)
+                changed, deleted = len(delta.ids), len(delta.deleted)
+                write_delta(
+                    work,
+                    delta,
+                    seq=seq,
+                    parent=self.version.fingerprint,
+                    fingerprint=version.fingerprint,
+                    facts=facts,
+                    rounded=None
+                    if in_8_bits is None
+                    else in_8_bits.take(np.searchsorted(version.ids, delta.ids)),
+                )
+            num_bytes = sum(path.stat().st_size for path in work.iterdir())
         base = 0 if self.current is None else self.current.base
         current = Current(base=base, seq=seq, fingerprint=version.fingerprint, facts=dict(facts))
         self._point(current)
@@ -200,20 +196,25 @@ class Publisher:
         if self.current is None or self.version is None:
             raise CheckpointError("the chain is empty", got=self.chain)
         if self.current.base != self.current.seq:
-            work = self.chain / _WORK
-            work.mkdir()
-            write_version(work, self.version)
-            sync_tree(work)
-            os.rename(work, self.chain / base_name(self.current.seq))
-            sync_folder(self.chain)
-            current = self.current
-            self._point(
-                Current(
-                    base=current.seq, seq=current.seq, fingerprint=current.fingerprint, facts=current.facts
-                )
-            )
+            with self._made(base_name(self.current.seq)) as work:
+                write_version(work, self.version)
+            self._point(replace(self.current, base=self.current.seq))
         self._clean()
         return self.current
+
+    @contextmanager
+    def _made(self, name: str) -> Iterator[Path]:
+        """A folder to write to, which becomes one of the chain when all is written, and nothing when that fails."""
+        work = self.chain / _WORK
+        work.mkdir()
+        try:
+            with refusals_named(work):
+                yield work
+                sync_tree(work)
+                os.rename(work, self.chain / name)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        sync_folder(self.chain)
 
     def _point(self, current: Current) -> None:
         said = {"format": FORMAT, "version": VERSION, **asdict(current)}

@@ -1,10 +1,12 @@
-"""What a damaged file looks like to those who read it, and what is none: no memory, no permission, wrong code."""
+"""What a damaged file looks like to those who read it, and what is none: no memory, permission or room, wrong code."""
 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from freescale.errors import FreeScaleError
 
@@ -45,4 +47,23 @@ def damage_told(told: Callable[[str], FreeScaleError]) -> Iterator[None]:
     except (*_LOOKS_DAMAGED, SafetensorError, pa.ArrowException) as error:
         if hasattr(error, "_no_damage") or (isinstance(error, OSError) and is_refusal(error)):
             raise
-        raise told(next(iter(str(error).splitlines()), type(error).__name__)) from error
+        raise told(_in_words(error)) from error
+
+
+@contextmanager
+def refusals_named(folder: Path) -> Iterator[None]:
+    """What the system refuses to those who write here names the folder, where it names no file: a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(folder)) from error
+
+
+def _in_words(error: Exception) -> str:
+    """The first line of an error; a bare key says that it is missing."""
+    if isinstance(error, KeyError) and error.args:
+        key = str(error.args[0])
+        return key if " " in key else f"there is no {key!r} where one is needed"
+    return next(iter(str(error).splitlines()), type(error).__name__)

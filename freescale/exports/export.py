@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from freescale.data import IntArray, ItemNames
+from freescale.data import IntArray, ItemNames, write_tensors
 from freescale.embedding import EmbeddingTable, IdMap
-from freescale.errors import DataError
+from freescale.errors import CheckpointError, DataError
 from freescale.exports.asked_scores import check_pools
+from freescale.exports.damage import refusals_named
+from freescale.exports.file_sums import FILES, sums_of
 from freescale.exports.served_features import ExportFeatures, table_file
 from freescale.exports.served_tables import shared_rows, write_table
 from freescale.exports.version import SHARED_TABLE, SHARING
@@ -32,6 +34,7 @@ FORMAT = "freescale-export"
 _VERSION = 2  # 1 knew one head and kept its "normalize" alone
 _FEATURES = 3  # as 2, and requests say more than items and times
 _SHARED = 4  # as 2, and items without a row of their own share some
+_READABLE = (1, _VERSION, _FEATURES, _SHARED)
 _CHUNK_ITEMS = 65_536
 
 
@@ -71,8 +74,6 @@ def write_export(
     and users, which come with requests; then there is a file for each of their tables, too. `rest` says
     which items without a vector of their own may stand in a history all the same, and where theirs are.
     """
-    from safetensors.torch import save_file
-
     full = out.exists() and (not out.is_dir() or any(out.iterdir()))
     if full and not (out / "manifest.json").is_file():
         raise _occupied(out)
@@ -87,34 +88,36 @@ def write_export(
     staged.mkdir(parents=True)
     try:
         weights = model.without_items().state_dict()
-        dense = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+        dense = {name: value.detach().cpu() for name, value in weights.items()}
         shared = None if rest is None else shared_rows(rest.id_map)
         if rest is not None and shared is not None and rest.items is not None:
             without = np.setdiff1d(rest.items, catalog, assume_unique=True)
             dense[SHARING] = torch.from_numpy(np.sort(without))
-        save_file(dense, staged / "model.safetensors")
-        names = names or ItemNames(catalog)
-        more = {} if features is None else features.item_columns()
-        _write_items(staged / "items.parquet", items, catalog, names, more)
-        asked, files = (None, []) if features is None else features.write(staged)
-        if rest is not None and shared is not None:
-            files.append(staged / table_file(SHARED_TABLE))
-            write_table(files[-1], rest.table, shared, None)
-        fingerprint = _fingerprint(staged / "model.safetensors", staged / "items.parquet", *files)
-        manifest = {
-            "format": FORMAT,
-            "version": _FEATURES if asked is not None else _VERSION if shared is None else _SHARED,
-            "freescale": __version__,
-            "encoder": dict(encoder),
-            "head": kept_head,
-            "num_items": len(catalog),
-            "item_ids": names.kind,
-            "fingerprint": fingerprint,
-            **({} if asked is None else {"features": asked}),
-            **({} if shared is None else {"shared": dict(shared.facts)}),
-            **facts,
-        }
-        (staged / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        with refusals_named(staged):
+            write_tensors(staged / "model.safetensors", dense)
+            names = names or ItemNames(catalog)
+            more = {} if features is None else features.item_columns()
+            _write_items(staged / "items.parquet", items, catalog, names, more)
+            asked, files = (None, []) if features is None else features.write(staged)
+            if rest is not None and shared is not None:
+                files.append(staged / table_file(SHARED_TABLE))
+                write_table(files[-1], rest.table, shared, None)
+            files = [staged / "model.safetensors", staged / "items.parquet", *files]
+            manifest = {
+                "format": FORMAT,
+                "version": _FEATURES if asked is not None else _VERSION if shared is None else _SHARED,
+                "freescale": __version__,
+                "encoder": dict(encoder),
+                "head": kept_head,
+                "num_items": len(catalog),
+                "item_ids": names.kind,
+                "fingerprint": _fingerprint(*files),
+                FILES: sums_of(files),
+                **({} if asked is None else {"features": asked}),
+                **({} if shared is None else {"shared": dict(shared.facts)}),
+                **facts,
+            }
+            (staged / "manifest.json").write_text(json.dumps(manifest, indent=1))
         if full:
             if not _same_files(staged, out):
                 raise _occupied(out)
@@ -178,7 +181,29 @@ def _write_items(
             writer.close()
 
 
-def versions_of(manifest: Mapping[str, Any]) -> tuple[int, ...]:
+def check_version(manifest: Mapping[str, Any], where: object) -> None:
+    """Refuse what is no export, and exports of versions that nobody here reads.
+
+    Raises:
+        CheckpointError: it was written by another version of FreeScale.
+        ValueError: it is no export, or its manifest contradicts itself.
+    """
+    if manifest["format"] != FORMAT:
+        raise ValueError(f"its manifest is of the format {manifest['format']!r}, not {FORMAT!r}")
+    version = manifest["version"]
+    if version not in _READABLE:
+        raise CheckpointError(
+            "this is not a readable FreeScale export: another version of FreeScale wrote it",
+            got=f"{where}: version {version}, of freescale {manifest.get('freescale')}",
+            allowed=f"version {', '.join(map(str, _READABLE[:-1]))} or {_READABLE[-1]} (freescale {__version__})",
+            next_step="read it with the version that wrote it, or export again with this one: "
+            "`freescale export RUN_DIR OUT_DIR`",
+        )
+    if version not in _versions_of(manifest):
+        raise ValueError(f"its manifest is of version {version} and does not hold what that holds")
+
+
+def _versions_of(manifest: Mapping[str, Any]) -> tuple[int, ...]:
     """Versions of the format that a manifest can be of."""
     if "shared" in manifest:
         return (_SHARED,)

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from freescale import registry
-from freescale.data import ItemNames
+from freescale.data import ItemNames, read_tensors
 from freescale.embedding import as_compute
-from freescale.errors import ConfigError
-from freescale.exports.damage import no_damage
-from freescale.exports.export import FORMAT, versions_of
+from freescale.errors import CheckpointError, ConfigError
+from freescale.exports.damage import damage_told, no_damage
+from freescale.exports.export import check_version
 from freescale.exports.exported_model import ExportedModel
+from freescale.exports.file_sums import check_files
 from freescale.exports.served_features import ServedFeatures, make_tokens, table_file
 from freescale.exports.served_tables import ServedTable, SharedRows
 from freescale.exports.version import SHARED_TABLE, SHARING, Version
@@ -27,21 +28,17 @@ from freescale.model import Recommender, make_encoder, make_head, retrieves, sco
 def read_export(folder: Path, encoder: torch.nn.Module | None, head: torch.nn.Module | None) -> ExportedModel:
     """What `write_export` has written; `encoder` and `head` where a program's own objects take the place of kinds."""
     import pyarrow.parquet as pq
-    from safetensors.torch import load_file
 
     manifest = json.loads((folder / "manifest.json").read_text())
-    if manifest["format"] != FORMAT or manifest["version"] not in versions_of(manifest):
-        raise ValueError("not an export of this version")
-    dense = load_file(folder / "model.safetensors")
+    check_version(manifest, folder)
+    check_files(folder, manifest)
+    dense = read_tensors(folder / "model.safetensors")
     table = pq.read_table(folder / "items.parquet")
     model = _make_model(manifest, encoder, head)
     sharing = dense.pop(SHARING, None)
     dtype = next((value.dtype for value in dense.values() if value.is_floating_point()), torch.float32)
     model = model.to(dtype).eval()
-    try:
-        model.load_state_dict(dense)
-    except RuntimeError as error:
-        raise ValueError(str(error)) from error  # weights of another shape than the manifest says
+    _load_weights(model, dense)
     flat = table.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
     words = (
         table.column("word").cast("large_string").combine_chunks() if "word" in table.column_names else None
@@ -70,14 +67,15 @@ def read_export(folder: Path, encoder: torch.nn.Module | None, head: torch.nn.Mo
 def exported_version(version: Version) -> ExportedModel:
     """A version of a chain, ready to answer."""
     manifest = {**version.manifest, "fingerprint": version.fingerprint}
-    model = _make_model(manifest, None, None)
     dtype = next(
         (value.dtype for value in version.dense.values() if value.is_floating_point()), torch.float32
     )
-    model = model.to(dtype).eval()
     dense = dict(version.dense)
     sharing = dense.pop(SHARING, None)
-    model.load_state_dict(dense)
+    with damage_told(_not_served):
+        check_version(manifest, "the chain")
+        model = _make_model(manifest, None, None).to(dtype).eval()
+        _load_weights(model, dense)
     features = None
     if "features" in manifest:
         facts = manifest["features"]
@@ -104,6 +102,25 @@ def exported_version(version: Version) -> ExportedModel:
         names=ItemNames(version.ids, manifest.get("item_ids", "int64"), version.words),
         features=features,
     )
+
+
+def _not_served(why: str) -> CheckpointError:
+    return CheckpointError(
+        "this version of a chain cannot be served",
+        got=why,
+        next_step="publish into a new folder with this version of FreeScale",
+    )
+
+
+def _load_weights(model: Recommender, dense: Mapping[str, Tensor]) -> None:
+    try:
+        model.load_state_dict(dense)
+    except RuntimeError as error:
+        causes = [line.strip() for line in str(error).splitlines()[1:]]
+        why = causes[0] if causes else str(error)
+        raise ValueError(
+            f"its weights are not those of the model that its manifest describes: {why}"
+        ) from error
 
 
 def _with_shared(vectors: Tensor, shared: SharedRows | None) -> Tensor:

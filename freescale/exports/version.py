@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from freescale.data import IntArray
+from freescale.data import IntArray, read_tensors, write_tensors
 from freescale.errors import DataError
+from freescale.exports.file_sums import FILES, check_files, sums_of
 from freescale.exports.served_features import ITEM_COLUMN, table_file
 from freescale.exports.table_rows import (
     TableDelta,
@@ -115,10 +116,11 @@ def read_version(folder: Path) -> Version:
     """The version that an export holds."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from safetensors.torch import load_file
 
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest.pop("fingerprint", None)
+    check_files(folder, manifest)
+    for of_the_files in ("fingerprint", FILES):
+        manifest.pop(of_the_files, None)
     table = pq.read_table(folder / "items.parquet")
     crossed = [name for name in table.column_names if name.startswith(ITEM_COLUMN)]
     if crossed:
@@ -140,7 +142,7 @@ def read_version(folder: Path) -> Version:
         order = np.argsort(ids, kind="stable")
         ids, vectors = ids[order], vectors[order]
         words = None if words is None else words.take(pa.array(order))
-    return Version(manifest, load_file(folder / "model.safetensors"), ids, vectors, words, tables)
+    return Version(manifest, read_tensors(folder / "model.safetensors"), ids, vectors, words, tables)
 
 
 def _tables_of(manifest: Mapping[str, Any]) -> Sequence[str]:
@@ -152,11 +154,8 @@ def write_version(folder: Path, version: Version) -> None:
     """An export that holds this version, in an empty folder."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from safetensors.torch import save_file
 
-    save_file(
-        {name: value.contiguous() for name, value in version.dense.items()}, folder / "model.safetensors"
-    )
+    write_tensors(folder / "model.safetensors", version.dense)
     flat = pa.array(version.vectors.ravel())
     columns = {
         "item": version.ids,
@@ -167,7 +166,7 @@ def write_version(folder: Path, version: Version) -> None:
     pq.write_table(pa.table(columns), folder / "items.parquet")
     for name, rows in version.tables.items():
         write_table(folder / table_file(name), rows)
-    manifest = {**version.manifest, "fingerprint": version.fingerprint}
+    manifest = {**version.manifest, "fingerprint": version.fingerprint, FILES: sums_of(folder.iterdir())}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
 
 

@@ -368,7 +368,7 @@ def test_a_folder_of_another_user_is_not_called_damaged(tmp_path):
             return type(error).__name__
         return "read"
 
-    with tempfile.TemporaryDirectory() as parent:
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:
         Path(parent).chmod(0o755)
         folder = export(Path(parent) / "out", make_parts())
         (folder / "manifest.json").chmod(0o600)
