@@ -14,6 +14,7 @@ from torch import Tensor
 from freescale.data import IntArray, ItemId, ItemNames, SequenceBatch
 from freescale.errors import DataError
 from freescale.exports import scores
+from freescale.exports.asked_values import check_list, whole_number, yes_or_no
 from freescale.exports.recommendations import (
     Request,
     best,
@@ -93,8 +94,10 @@ class ExportedModel:
                 "this model ranks candidates and knows no best of all items",
                 next_step="use score(history, candidates)",
             )
-        if k < 1:
-            raise DataError("k must be at least 1", got=k, next_step="k=10 gives the ten best items")
+        k = whole_number("k", k, next_step="k=10 gives the ten best items")
+        hides = self.filter_seen if filter_seen is None else yes_or_no("filter_seen", filter_seen)
+        check_list("history", history)
+        check_list("exclude", exclude)
         batch = is_batch(history)
         histories = list(history) if batch else [history]
         num, alone = len(histories), not batch
@@ -106,7 +109,6 @@ class ExportedModel:
             one_each("exclude", exclude, num, shared=alone or not is_batch(exclude)),
             features_each(features, num, alone=alone),
         )
-        hides = self.filter_seen if filter_seen is None else filter_seen
         requests = [
             self._request(n if batch else None, *given, filter_seen=hides) for n, given in enumerate(each)
         ]
@@ -146,6 +148,10 @@ class ExportedModel:
             candidate_features: of the candidates, a list of one value a candidate; features of events that are known
                 before them. Of a batch, each name has a list of one a user; or give a list of such dicts.
         """
+        check_list("history", history)
+        check_list("candidates", candidates)
+        if chunk is not None:
+            chunk = whole_number("chunk", chunk, next_step="leave it out to compute all at once")
         batch = is_batch(candidates)
         histories = list(history) if batch else [history]
         num, alone = len(histories), not batch

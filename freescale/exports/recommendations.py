@@ -13,6 +13,7 @@ from torch import Tensor
 
 from freescale.data import FeatureRequest, IntArray
 from freescale.errors import DataError
+from freescale.exports.asked_values import check_list
 from freescale.model import TokenCache
 
 _SCORES = 1 << 24
@@ -54,6 +55,7 @@ def one_each(name: str, given: Any, num_users: int, *, shared: bool) -> Sequence
     """A value for every user from what a batch was given: one each, or the same for all where that makes sense."""
     if given is None or shared:
         return [given] * num_users
+    check_list(name, given, "one value a user")
     if len(given) != num_users:
         raise DataError(
             f"{name} must be one for each user", got=f"{num_users} histories, {len(given)} {name}"
@@ -86,9 +88,13 @@ def features_each(given: Any, num_users: int, *, alone: bool) -> Sequence[Mappin
 
 def whole_seconds(times: Any) -> IntArray:
     """[n] times of a request as they are stored: seconds since 1970, as int64."""
-    given = np.asarray(times)
-    if given.dtype.kind not in "iuf" or not np.isfinite(given).all():
-        bad = next((one for one in times if not isinstance(one, int | float)), times[0])
+    check_list("times", times, "seconds")
+    try:
+        given = np.asarray(times)
+    except ValueError:
+        given = np.empty(0, object)  # lists among numbers
+    if given.dtype.kind not in "iuf" or given.ndim != 1 or not np.isfinite(given).all():
+        bad = next((one for one in times if not _is_moment(one)), times[0])
         raise DataError(
             "times must be numbers",
             got=f"{bad!r} ({type(bad).__name__})",
@@ -101,6 +107,11 @@ def whole_seconds(times: Any) -> IntArray:
             stacklevel=5,
         )
     return given.astype(np.int64)
+
+
+def _is_moment(one: Any) -> bool:
+    number: Any = one if isinstance(one, int | float | np.integer | np.floating) else np.nan
+    return bool(abs(number) < 1 << 63)
 
 
 def in_chunks(requests: Sequence[Request], *, num_items: int) -> Iterator[Sequence[Request]]:

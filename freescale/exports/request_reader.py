@@ -13,6 +13,7 @@ from torch import Tensor
 
 from freescale.data import FeatureRequest, IntArray, ItemId, ItemNames, SequenceBatch
 from freescale.errors import DataError
+from freescale.exports.asked_values import check_list
 from freescale.exports.recommendations import whole_seconds
 from freescale.exports.served_features import ServedFeatures
 from freescale.exports.served_tables import SharedRows
@@ -49,6 +50,7 @@ class RequestReader:
 
     def index_of(self, history: Sequence[ItemId]) -> tuple[Flags, Tensor]:
         """Which events of a history count, and the places of their items in `vectors`."""
+        check_list("history", history)
         known, index = self.names.find(history)
         if self.shared is None or known.all():
             return known, torch.from_numpy(index)
@@ -75,6 +77,7 @@ class RequestReader:
                     "this model was trained with time stamps",
                     next_step="pass times=[...]: seconds since 1970 of each event of the history",
                 )
+            check_list("times", times, "seconds")
             if len(times) != len(known):
                 raise DataError(
                     "every event needs its time stamp", got=f"{len(known)} events, {len(times)} times"

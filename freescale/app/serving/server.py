@@ -26,6 +26,7 @@ from freescale.exports import ChainModel
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 _MOST_BYTES = 1 << 20
+_MOST_SHOWN = 60
 _KEPT_TIMES = 100_000
 _RECOMMEND = ("history", "times", "request_time", "k", "filter_seen", "exclude", "features")
 _SCORE = ("history", "candidates", "times", "request_time", "features", "candidate_features")
@@ -90,10 +91,11 @@ class ChainServer:
         served, started = self.model.served, time.perf_counter()
         try:
             if path == "/recommend":
-                found = served.model.recommend(**_options(asked, _RECOMMEND))
+                found = served.model.recommend(**_options(asked, _RECOMMEND, needed=("history",)))
                 answer: dict[str, Any] = {"items": found}
             else:
-                answer = {"scores": served.model.score(**_options(asked, _SCORE))}
+                options = _options(asked, _SCORE, needed=("history", "candidates"))
+                answer = {"scores": served.model.score(**options)}
         except BaseException:
             with self._lock:
                 self.num_requests, self.num_failures = self.num_requests + 1, self.num_failures + 1
@@ -136,10 +138,34 @@ class ChainServer:
                 told = text
 
 
-def _options(asked: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def read_request(body: bytes) -> dict[str, Any]:
+    """What a request says.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict):
+        raise ConfigError(
+            "a request is a JSON object",
+            got=body[:_MOST_SHOWN].decode(errors="replace"),
+            allowed='such as {"history": [31, 7], "k": 10}',
+        )
+    return asked
+
+
+def _options(asked: Mapping[str, Any], names: tuple[str, ...], *, needed: tuple[str, ...]) -> dict[str, Any]:
     other = sorted(set(asked) - set(names))
     if other:
         raise ConfigError("a request has a name that nobody knows", got=other[0], allowed=", ".join(names))
+    missing = [name for name in needed if name not in asked]
+    if missing:
+        raise ConfigError(
+            f"a request needs {missing[0]}", got=", ".join(asked) or "nothing", allowed=", ".join(names)
+        )
     return dict(asked)
 
 
@@ -156,7 +182,8 @@ def _handler(server: ChainServer) -> type[BaseHTTPRequestHandler]:
                 self._send(200, server.health())
 
         def do_POST(self) -> None:
-            size = int(self.headers.get("Content-Length") or 0)
+            said = self.headers.get("Content-Length") or ""
+            size = int(said) if said.isdecimal() and len(said) < 20 else 0
             if not 0 < size <= _MOST_BYTES:
                 self.close_connection = True
                 self._send(413, {"error": f"a request has 1 to {_MOST_BYTES} bytes"})
@@ -169,10 +196,7 @@ def _handler(server: ChainServer) -> type[BaseHTTPRequestHandler]:
                 self._send(404, {"error": "there are GET /health, POST /recommend and POST /score"})
                 return
             try:
-                asked = json.loads(body)
-                if not isinstance(asked, dict):
-                    raise ValueError("a request is a JSON object")
-                self._send(200, server.answer(self.path, asked))
+                self._send(200, server.answer(self.path, read_request(body)))
             except (FreeScaleError, ValueError, TypeError) as error:
                 self._send(400, {"error": str(error)})
 
