@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,12 @@ def build_run(
     progress: Progress,
     *,
     stop: StopRequest | None = None,
+    judged: Mapping[str, Any] | None = None,
 ) -> Run:
-    """A whole run, ready for `train`; it ends early where `stop` says so."""
+    """A whole run, ready for `train`; it ends early where `stop` says so.
+
+    `judged` is how it was judged before, as its checkpoints say: what data decided that are gone since.
+    """
     stop = stop or StopRequest()
     if isinstance(source, LogSource):
         check_log(config, source, ranks)
@@ -109,7 +114,7 @@ def build_run(
         rebalancer=build_rebalancer(config, ranks, samples.decisions, most_workers=stages.processes.most),
         switch=stages.switch,
         postponing=stages.postponing,
-        evaluation=build_log_evaluation(config, log, model=learner.model, items=items)
+        evaluation=build_log_evaluation(config, log, model=learner.model, items=items, judged=judged)
         if log is not None
         else build_evaluation(config, source, model=learner.model, items=items, ranks=ranks),
         checkpoints=Checkpoints(Path(config.run.out) / "checkpoints", ranks=ranks, keep=config.run.keep),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from freescale.errors import ConfigError
 from freescale.recipe.reading.keys import changed
@@ -57,7 +58,7 @@ def problems(config: Config, source: LogSource) -> list[str]:
         "items.kind: vectors from content or texts need all items before the first step; use ids": (
             config.items.kind != "ids"
         ),
-        "head.kind: how many requests of tasks a deleted window had is not known; put the windows back": (
+        "head.kind: how many requests of tasks a deleted window had is not known; append the inputs to a new log": (
             config.head.kind == "tasks" and any(entry.deleted for entry in source.log.windows)
         ),
         "head.anchors: requests of a log are the new events of its windows; leave it out": (
@@ -195,9 +196,17 @@ def window_timetable(config: Config, log: GrowingLog) -> WindowTimetable:
 
 
 def build_log_evaluation(
-    config: Config, log: GrowingLog, *, model: Recommender, items: ItemEncoder
+    config: Config,
+    log: GrowingLog,
+    *,
+    model: Recommender,
+    items: ItemEncoder,
+    judged: Mapping[str, Any] | None = None,
 ) -> NextWindowEvaluation:
-    """How the run is judged: by every window, before it is learnt."""
+    """How the run is judged: by every window, before it is learnt.
+
+    `judged` is how it was judged before: the first window, which decided that, may have been deleted since.
+    """
     from freescale.data import LogRequests, NextExamples, NextRequests, NextWindow
     from freescale.recipe.eval import metric_of
     from freescale.recipe.features import build_features
@@ -217,7 +226,7 @@ def build_log_evaluation(
             features=build_features(config, source),
         )
 
-    protocol = _protocol(config, source, model, shown)
+    protocol = _protocol(config, source, model, shown, judged or {})
     return NextWindowEvaluation(
         evaluator=Evaluator(
             model=model,
@@ -241,7 +250,7 @@ def build_log_evaluation(
 
 
 def _protocol(
-    config: Config, source: LogSource, model: Recommender, shown: LogExamples
+    config: Config, source: LogSource, model: Recommender, shown: LogExamples, judged: Mapping[str, Any]
 ) -> NextWindowProtocol:
     """By full ranking; whether seen items are filtered is decided by the first window, not by what comes later."""
     from freescale.data import Examples, LogRequests, measure_repeats
@@ -250,19 +259,23 @@ def _protocol(
     from freescale.recipe.head import labels_in_words
     from freescale.train import NextWindowProtocol, Rule
 
-    rule = repeats = None
+    rule = repeats = kept_share = None
     if retrieves(model.head):
         asked = config.eval.filter_seen
+        decided = asked == "true" if asked != "auto" else judged.get("filter_seen")
         if not source.entry(0).deleted:
             first = Examples(source=source.window(0), split="test", max_length=config.data.max_length)
             repeats = measure_repeats(first)
-        elif asked == "auto":
+            decided = repeats.share < REPEATS_MATTER if asked == "auto" else decided
+        elif decided is None:
             raise ConfigError(
                 "eval.filter_seen: auto looks at the first window, and that was deleted",
-                next_step="set it to true or false, as the run had it (config.yaml, summary of the run)",
+                next_step="go on with a run that has learnt it (--resume RUN_DIR), or train on a new log of the inputs "
+                "that are left",
             )
-        share = 0.0 if repeats is None else repeats.share
-        rule = Rule(filter_seen=share < REPEATS_MATTER if asked == "auto" else asked == "true")
+        else:
+            kept_share = judged.get("repeat_share")
+        rule = Rule(filter_seen=bool(decided))
     labels = "next event's label"
     if isinstance(shown, LogRequests):
         labels = labels_in_words(model.head, shown.of_window(0))
@@ -273,6 +286,7 @@ def _protocol(
         split={"split": "next_window"},
         split_words="each window before it is learnt",
         repeats=repeats,
+        kept_share=kept_share,
         max_users=config.eval.max_users,
         labels=labels,
     )

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from freescale.train.rebalance import Rebalancer
     from freescale.train.run import Run, RunState, Timetable
     from freescale.train.state.checkpoint import Checkpoints
+    from freescale.train.state.kept_facts import kept_facts
     from freescale.train.state.resume import Resumed, resume
     from freescale.train.state.run_lock import sole_run
     from freescale.train.state.run_state import load_run, run_tensors

@@ -25,7 +25,18 @@ from freescale.recipe import (
     read_recipe,
 )
 from freescale.trace import decode
-from freescale.train import Progress, Run, best_in, default_place, load_run, open_tracker, read_meta, replay
+from freescale.train import (
+    Progress,
+    Run,
+    best_in,
+    default_place,
+    kept_facts,
+    load_run,
+    open_tracker,
+    read_meta,
+    replay,
+    saved_in,
+)
 
 _TRIES = 5
 
@@ -103,7 +114,7 @@ def _rest_of_items(run: Run) -> RestOfItems | None:
 
 def replay_run(run_dir: Path, *, to: str, place: str | None = None) -> tuple[int, str]:
     """Send what a run has logged to a tracker afterwards; how many events, and where they went."""
-    log = _in_run(run_dir, "metrics.jsonl")
+    log = run_file(run_dir, "metrics.jsonl")
     where = place or default_place(to, run_dir)
     recipe = read_recipe(run_dir / "config.yaml") if (run_dir / "config.yaml").exists() else {}
     facts: dict[str, Any] = {} if to == "tensorboard" else {"name": run_dir.resolve().name, "config": recipe}
@@ -126,22 +137,18 @@ def known_items(run: Run, meta: Mapping[str, Any] | None = None) -> IntArray:
 
 def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:
     """The best state of a finished or interrupted run, in this one process."""
-    recipe = _in_run(run_dir, "config.yaml")
+    recipe = run_file(run_dir, "config.yaml")
     config = load_config(recipe, [f"run.out={run_dir}", f"run.device={device}"])
-    run = build_run(config, _source_as_it_was(config), one_rank(device=device), Progress())
+    _best_of(run_dir)  # or there is nothing to open
+    judged = kept_facts(saved_in(run_dir / "checkpoints")[::-1]).get("protocol")
+    run = build_run(config, _source_as_it_was(config), one_rank(device=device), Progress(), judged=judged)
     return config, run, _load_best(run, run_dir)
 
 
 def _load_best(run: Run, run_dir: Path) -> Path:
     """Load the best checkpoint; another one where a training that is still going on has just replaced it."""
     for _ in range(_TRIES):
-        path = best_in(run_dir / "checkpoints")
-        if path is None:
-            raise CheckpointError(
-                "the run has no checkpoint yet",
-                got=run_dir,
-                next_step=f"freescale train {run_dir / 'config.yaml'}",
-            )
+        path = _best_of(run_dir)
         try:
             load_run(run, path)
         except CheckpointError:
@@ -154,13 +161,24 @@ def _load_best(run: Run, run_dir: Path) -> Path:
     )
 
 
+def _best_of(run_dir: Path) -> Path:
+    path = best_in(run_dir / "checkpoints")
+    if path is None:
+        raise CheckpointError(
+            "the run has no checkpoint yet",
+            got=run_dir,
+            next_step=f"freescale train {run_dir / 'config.yaml'}",
+        )
+    return path
+
+
 def _source_as_it_was(config: Config) -> Any:
     """The data set of a run that was trained; who looks at a run writes nothing into it."""
     cache = Path(config.run.out) / "data"
     return build_source(config, cache=cache if is_dataset(cache) else None)
 
 
-def _in_run(run_dir: Path, name: str) -> Path:
+def run_file(run_dir: Path, name: str) -> Path:
     """A file that every run folder has."""
     path = run_dir / name
     if not path.exists():

@@ -41,6 +41,7 @@ from freescale.train import (
     StopRequest,
     TensorBoardSink,
     judged_event,
+    kept_facts,
     open_tracker,
     resume,
     sole_run,
@@ -90,8 +91,9 @@ def train_run(
             if resume == "never":
                 _clear(out, ranks)
             progress = Progress()
-            run = build_run(config, source, ranks, progress, stop=stop)
-            resumed = _resume(run, config, resume, new_data=new_data)
+            paths, judged = _found(config, resume, ranks)
+            run = build_run(config, source, ranks, progress, stop=stop, judged=judged)
+            resumed = _resume(run, config, paths, new_data=new_data)
             begun = start_tables(config, run) if resumed.path is None else []
             run.evaluation.judge = judge
             untold = progress.untold()
@@ -162,11 +164,18 @@ def save_cost_model(run: Run, path: Path, *, name: str) -> None:
         model.save(path)
 
 
-def _resume(run: Run, config: Config, how: str, *, new_data: bool) -> Resumed:
+def _found(config: Config, how: str, ranks: Ranks) -> tuple[list[Path], Mapping[str, Any] | None]:
+    """Checkpoints to start from, and how the run was judged by then, on all ranks the same."""
+
+    def find() -> tuple[list[Path], Mapping[str, Any] | None]:
+        paths = checkpoints_for(Path(config.run.out), how, config)
+        return paths, kept_facts(paths).get("protocol")
+
+    return from_first(find, ranks=ranks, what="find a checkpoint")
+
+
+def _resume(run: Run, config: Config, paths: Sequence[Path], *, new_data: bool) -> Resumed:
     """Bring back the state the run goes on from, on all ranks the same."""
-    out = Path(config.run.out)
-    run.checkpoints.open()
-    paths = from_first(lambda: checkpoints_for(out, how, config), ranks=run.ranks, what="find a checkpoint")
     return resume(
         run,
         paths,

@@ -107,7 +107,8 @@ class LogSource:
             if entry.deleted:
                 raise DataError(
                     f"{entry.folder} of {self.path} was deleted (`freescale log drop`), and its steps are asked for",
-                    next_step="go on from a checkpoint that has learnt it, or put the folder back",
+                    next_step="go on from a checkpoint that has learnt it (--resume RUN_DIR), or train on a new log of "
+                    "the inputs that are left",
                 )
             if not path.exists():
                 raise damaged_log(path, "it is not there")

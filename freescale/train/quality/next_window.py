@@ -14,7 +14,14 @@ from freescale.train.quality.run_evaluation import Evaluation
 
 @dataclass(frozen=True, kw_only=True)
 class NextWindowProtocol(EvalProtocol):
-    """How every window of a log is evaluated."""
+    """How every window of a log is evaluated.
+
+    Args:
+        kept_share: of training targets that repeat an earlier item, as the run measured it when the first window, which
+            was deleted since, was there; None: it is there, or nobody knows.
+    """
+
+    kept_share: float | None = None
 
     def words(self, split: str) -> str:
         """What a line of metrics says of how they were measured."""
@@ -22,6 +29,16 @@ class NextWindowProtocol(EvalProtocol):
         if self.rule is not None:
             ranked = f"full ranking, {'seen filtered' if self.rule.filter_seen else 'seen kept'}"
         return f"{ranked}, {self.split_words}"
+
+    def facts(self) -> dict[str, object]:
+        """What a checkpoint and an export keep."""
+        return {**super().facts(), **({} if self.kept_share is None else {"repeat_share": self.kept_share})}
+
+    def seen_words(self, asked: str) -> str:
+        """What becomes of seen items and why; `asked` is the key as it was set."""
+        if self.rule is None or self.repeats is not None:
+            return super().seen_words(asked)
+        return f"{self.kept_words()} (eval.filter_seen={asked}; the first window is deleted)"
 
 
 @dataclass(kw_only=True)

@@ -86,12 +86,16 @@ class EvalProtocol:
         """What becomes of seen items and why; `asked` is the key as it was set."""
         if self.rule is None or self.repeats is None:
             return ""
-        kept = "filtered, a target seen before is a miss" if self.rule.filter_seen else "recommended again"
         looked_at = "" if self.repeats.whole else f", of {self.repeats.targets:,} looked at"
         share = (
             f"{units.percent(self.repeats.share)} of the training targets repeat an earlier item{looked_at}"
         )
-        return f"{kept} (eval.filter_seen={asked}; {share})"
+        return f"{self.kept_words()} (eval.filter_seen={asked}; {share})"
+
+    def kept_words(self) -> str:
+        """What becomes of seen items."""
+        filters = self.rule is not None and self.rule.filter_seen
+        return "filtered, a target seen before is a miss" if filters else "recommended again"
 
     def warnings(self, *, limit: float) -> list[str]:
         """What to keep in mind when these metrics are compared; `limit` is the share of repeats that matters."""
