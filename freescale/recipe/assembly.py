@@ -36,6 +36,7 @@ from freescale.recipe.log import (
 from freescale.recipe.model import build_model
 from freescale.recipe.optim import build_optimizer, learning_rate
 from freescale.recipe.pipeline import makes_parcels, postpone_bytes, postpone_share, schedule_opener
+from freescale.recipe.reading.identity import run_identity
 from freescale.recipe.run import timetable_of
 from freescale.recipe.tokens import build_featured_items
 from freescale.recipe.trace import build_accounts
@@ -106,6 +107,7 @@ def build_run(
             recipe=config.as_dict(),
             data=data,
             hosts=hosts,
+            identity=run_identity(config.as_dict(), data.fingerprint),
         ),
         timetable=samples.timetable,
         open_schedule=open_schedule,

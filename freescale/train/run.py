@@ -40,6 +40,7 @@ class RunState:
         recipe: the configuration, kept beside the tensors.
         data: what it learns from, kept, too.
         hosts: of all ranks.
+        identity: what tells it from other runs; stays where it goes on, also elsewhere or with other data.
     """
 
     model: Recommender
@@ -51,6 +52,7 @@ class RunState:
     recipe: Mapping[str, Any]
     data: DataDigest
     hosts: Sequence[str]
+    identity: str
 
     def __post_init__(self) -> None:
         check_names(self.extensions)

@@ -9,18 +9,19 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from freescale.app.run.opened_run import open_run, write_run_export
+from freescale.app.run.opened_run import open_run, run_file, write_run_export
 from freescale.app.serving.first_recommended import FirstRecommended
+from freescale.data import DataDigest
 from freescale.errors import CheckpointError
 from freescale.exports import ASIDE, Publisher, exported_version, read_version
-from freescale.recipe import Config
+from freescale.recipe import Config, run_identity
 from freescale.trace import PUBLISHED_FILE, note_published, read_published
-from freescale.train import Run, load_run, read_meta, saved_in, step_of
+from freescale.train import Run, kept_facts, load_run, read_meta, saved_in, step_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +71,21 @@ def publish_run(
         follow: wait for more.
         poll_s: seconds between looks at the run.
         tell: called after every publication.
+
+    Raises:
+        CheckpointError: it is not a run folder, or the chain was published from another run.
     """
+    run_file(run_dir, "config.yaml")
     publisher = Publisher(chain, int8=int8)
     opened: _Opened | None = None
     count = 0
+    looked_at: list[Path] = []
     while True:
-        found = [path for path in saved_in(run_dir / "checkpoints") if step_of(path) > _last_step(publisher)]
+        saved = saved_in(run_dir / "checkpoints")
+        if saved != looked_at:
+            _check_same_run(publisher, run_dir, saved)
+            looked_at = saved
+        found = [path for path in saved if step_of(path) > _last_step(publisher)]
         for path in found if every_checkpoint else found[-1:]:
             if opened is None:
                 opened = _opened(run_dir, chain)
@@ -101,6 +111,27 @@ def compact_chain(chain: Path) -> Any:
 
 def _last_step(publisher: Publisher) -> int:
     return -1 if publisher.current is None else int(publisher.current.facts["step"])
+
+
+def _check_same_run(publisher: Publisher, run_dir: Path, saved: Sequence[Path]) -> None:
+    """A chain holds versions of one run; one that does not say of which takes the next for it."""
+    known: Mapping[str, Any] = {} if publisher.current is None else publisher.current.facts
+    meta = kept_facts(reversed(saved))
+    if "run" not in known or not meta or known["run"] == _identity(meta):
+        return
+    raise CheckpointError(
+        f"{publisher.chain} was published from another run",
+        got=f"{run_dir}; the chain is of the run that was in {known['run_dir']}, up to step {known['step']}",
+        next_step="give that run, wherever its folder is now, or publish this one into a new folder",
+    )
+
+
+def _identity(meta: Mapping[str, Any]) -> str:
+    """Which run a checkpoint is of; of one that does not say, by its recipe and its data."""
+    if "identity" in meta:
+        return str(meta["identity"])
+    data = DataDigest.from_state(meta["data"]).fingerprint if "data" in meta else ""
+    return run_identity(meta["recipe"], data)
 
 
 @dataclass(frozen=True)
@@ -137,7 +168,13 @@ def _publish(publisher: Publisher, run_dir: Path, path: Path, opened: _Opened) -
     finally:
         shutil.rmtree(work, ignore_errors=True)
     step = int(meta["step"])
-    facts: dict[str, Any] = {"step": step, "written": meta.get("written"), "published": time.time()}
+    facts: dict[str, Any] = {
+        "run": _identity(meta),
+        "run_dir": str(run_dir.resolve()),
+        "step": step,
+        "written": meta.get("written"),
+        "published": time.time(),
+    }
     if "log" in meta:
         facts |= {"windows": meta["log"]["windows"]}
     done = publisher.publish(version, facts)

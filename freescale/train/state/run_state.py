@@ -51,6 +51,7 @@ def save(run: Run, step: int, *, best: bool) -> None:
     """Begin to write a checkpoint of everything the rest of the run depends on."""
     meta = {
         "recipe": dict(run.state.recipe),
+        "identity": run.state.identity,
         **run.evaluation.state(),
         **facts_of_place(run),
         "data": run.state.data.state(),
@@ -80,6 +81,7 @@ def restore(run: Run, path: Path) -> int:
 
 def load_facts(run: Run, meta: Mapping[str, Any]) -> int:
     """Take over what a checkpoint says beside its tensors; returns the number of steps it has behind it."""
+    run.state.identity = meta.get("identity", run.state.identity)
     run.evaluation.load_state(meta)
     run.rebalancer.decisions.load_state(meta["balance_decisions"])
     run.switch.load_state(meta.get("pipeline_decisions", []))
