@@ -9,11 +9,11 @@ from pathlib import Path
 from freescale.errors import ConfigError
 from freescale.pages import made_here, replace_file
 from freescale.sim.answers.answer import Answer, profiled_cluster, simulate_answer
-from freescale.sim.answers.keys import as_typed, changed, known_keys, parse_changes, value_of
+from freescale.sim.answers.keys import as_typed, changed, known_keys, parse_change, value_of
 from freescale.sim.answers.page import render_page
 from freescale.sim.answers.timeline import simulated_spans, write_timeline
 from freescale.sim.answers.whatif import EVERYTHING, Failures, as_shipped
-from freescale.sim.costs.setting import Setting
+from freescale.sim.costs.setting import Features, Setting
 from freescale.sim.inputs.cluster import load_cluster
 from freescale.sim.inputs.profile import load_profile
 from freescale.sim.inputs.workload import Workload
@@ -26,7 +26,7 @@ def simulate_from_options(
     changes: Sequence[str],
     gpus: str,
     profile: str,
-    cluster: str,
+    cluster: str | None,
     lengths: str | None,
     sweep: str | None,
     price: float | None,
@@ -40,15 +40,7 @@ def simulate_from_options(
     """Predict, and write the page and the timeline where they are wanted; `command` is what was typed, for the page."""
     counts = parse_counts(gpus)
     setting = setting_before_changes(profile=profile, cluster=cluster, lengths=lengths)
-    features = EVERYTHING
-    for key, value in parse_changes(changes):
-        if key == "workload.lengths" and lengths is not None:
-            raise ConfigError(
-                "the lengths are given twice",
-                got=f"{lengths} and {key}={value}",
-                next_step="leave one of them out",
-            )
-        setting, features = changed(setting, features, key, value)
+    setting, features = _with_changes(setting, changes, lengths=lengths)
     if price is not None:
         setting, features = changed(setting, features, "cluster.price_per_gpu_hour", price)
     answer = simulate_answer(
@@ -60,6 +52,10 @@ def simulate_from_options(
         failures=None if mtbf_hours is None else Failures(mtbf_hours=mtbf_hours),
         with_sensitivity=not quick,
     )
+    if cluster is None and setting.profile.device == "cpu":
+        answer.notes.insert(
+            0, "No --cluster was named, and the profile is of a CPU: ranks of one such machine."
+        )
     if page is not None or timeline is not None:
         spans = simulated_spans(setting, as_shipped(setting, features, counts[-1]), num_ranks=counts[-1])
         if page is not None:
@@ -71,8 +67,39 @@ def simulate_from_options(
     return answer
 
 
-def setting_before_changes(*, profile: str, cluster: str, lengths: str | None = None) -> Setting:
-    """What a prediction rests on where no key is changed."""
+def _with_changes(
+    setting: Setting, changes: Sequence[str], *, lengths: str | None
+) -> tuple[Setting, Features]:
+    """Setting and features with every change made; what is wrong with any of them is told at once."""
+    features, problems = EVERYTHING, list[ConfigError]()
+    for text in changes:
+        try:
+            key, value = parse_change(text)
+            if key == "workload.lengths" and lengths is not None:
+                raise ConfigError(
+                    "the lengths are given twice",
+                    got=f"{lengths} and {key}={value}",
+                    next_step="leave one of them out",
+                )
+            setting, features = changed(setting, features, key, value)
+        except ConfigError as problem:
+            problems.append(problem)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        told = (f"{one.what}; {one.next_step}" if one.next_step else one.what for one in problems)
+        raise ConfigError(
+            f"{len(problems)} problems in the changes:\n  - " + "\n  - ".join(told),
+            next_step="`freescale simulate --keys` lists every key with its default",
+        )
+    return setting, features
+
+
+def setting_before_changes(*, profile: str, cluster: str | None, lengths: str | None = None) -> Setting:
+    """What a prediction rests on where no key is changed.
+
+    Without a cluster, a profile of a CPU is of ranks of one machine, one of a GPU of H100s.
+    """
     workload = Workload() if lengths is None else Workload(lengths=lengths)
     measured = load_profile(profile)
     if "row_bytes" in measured.model:
@@ -83,11 +110,26 @@ def setting_before_changes(*, profile: str, cluster: str, lengths: str | None = 
         workload = replace(workload, negatives=float(measured.model["negatives"]))
     if "tables" in measured.model:
         workload = replace(workload, tables=str(measured.model["tables"]))
-    where = load_cluster(cluster, measured=measured.slowdowns())
+    is_cpu = measured.device == "cpu"
+    where = load_cluster(cluster or ("cpu" if is_cpu else "h100"), measured=measured.slowdowns())
+    if is_cpu != (where.device == "cpu"):
+        raise _other_device(profile, cluster, is_cpu=is_cpu)
     return profiled_cluster(Setting(workload=workload, profile=measured, cluster=where))
 
 
-def described_keys(*, profile: str, cluster: str) -> Iterator[tuple[str, str, str]]:
+def _other_device(profile: str, cluster: str | None, *, is_cpu: bool) -> ConfigError:
+    """Compute of one and links and price of the other would be a prediction of nothing."""
+    measured, named = ("CPU", "GPUs") if is_cpu else ("GPU", "CPU ranks")
+    instead = "leave --cluster out" if is_cpu else "choose --cluster h100, h200 or b200"
+    other = "--profile h200" if is_cpu else "--profile FILE of `freescale profile --device cpu`"
+    return ConfigError(
+        f"the profile is of a {measured}, the cluster of {named}",
+        got=f"--profile {profile} --cluster {cluster}",
+        next_step=f"{instead}, or take {other}; a cluster file of CPU ranks says `device: cpu`",
+    )
+
+
+def described_keys(*, profile: str, cluster: str | None) -> Iterator[tuple[str, str, str]]:
     """(key, default with this profile and cluster, help) of every key."""
     setting = setting_before_changes(profile=profile, cluster=cluster)
     for key, text in known_keys().items():

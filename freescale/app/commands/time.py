@@ -237,7 +237,12 @@ def simulate(
     profile: Annotated[
         str, typer.Option(help="A profile that ships, or a file of `freescale profile`.")
     ] = "h200",
-    cluster: Annotated[str, typer.Option(help="h100, h200, b200, cpu, or a YAML file.")] = "h100",
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="h100, h200, b200, cpu, or a YAML file; without it h100, or cpu where a CPU was profiled."
+        ),
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="A prepared data set: take its lengths.")] = None,
     lengths: Annotated[
         str | None,

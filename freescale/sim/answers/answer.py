@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -186,11 +186,7 @@ def _notes(answer: Answer) -> list[str]:
             f"On {answer.setting.ranks_in_words(best.gpus)} the longest samples are longer than a rank's share: no "
             f"assignment of one step gets below {best.bound:.0%} idle. Try features.window=4, or more samples a {word}."
         )
-    if any(one.efficiency > 1 for one in (*answer.ladder, *answer.ablation)):
-        notes.append(
-            f"Efficiency above 100 %: it is held against one {word} alone, which finds, gathers and updates its rows "
-            f"before and after its compute. On several {word}s prioritized communication does most of that beside it."
-        )
+    notes += _above_one(answer)
     largest, asked = answer.gpus[-1], answer.features
     if asked.sm_free and not as_shipped(answer.setting, asked, largest).sm_free and word == "GPU":
         notes.append(
@@ -218,3 +214,21 @@ def _notes(answer: Answer) -> list[str]:
             f"Extrapolated, not measured, {len(parts)} of {len(answer.marks)} parts: {', '.join(parts)}."
         )
     return notes
+
+
+def _above_one(answer: Answer) -> Iterator[str]:
+    """Why ranks can be faster together than one alone: what they hide, or the batches they happened to draw."""
+    word, rows = answer.setting.rank_word, (*answer.ladder, *answer.ablation)
+    above = [one for one in rows if one.efficiency > 1 and one.gpus > 1]
+    lucky = {one.gpus for one in above if not one.features.prioritized}
+    if any(one.gpus not in lucky for one in above):
+        yield (
+            f"Efficiency above 100 %: it is held against one {word} alone, which finds, gathers and updates its rows "
+            f"before and after its compute. On several {word}s prioritized communication does most of that beside it."
+        )
+    if lucky:
+        ranks = ", ".join(answer.setting.ranks_in_words(count) for count in sorted(lucky))
+        yield (
+            f"Efficiency above 100 % on {ranks} also where nothing is hidden: the batches drawn for them were easier "
+            f"than those of the one {word} alone that it is held against. More --steps draw more of them."
+        )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from freescale.balance import MOST_REPLAYED_TOKENS
 from freescale.sim.costs.setting import Setting
 from freescale.sim.inputs.profile import OPTIONAL_TIMES, TIMES, WEIGHTS
+from freescale.sim.inputs.workload import draw_lengths
 
 CALIBRATED, SPECIFIED, EXTRAPOLATED = "calibrated", "specified", "extrapolated"
 
@@ -20,10 +21,25 @@ class Mark:
     why: str
 
 
+_BUSIEST_OWNER = Mark(
+    "busiest owner of rows",
+    EXTRAPOLATED,
+    "popular rows dealt by chance, as hashing does, or evenly; without deduplication taken to be the same, which "
+    "flatters runs without it",
+)
+# What grows with the squares of lengths.
+_BY_LENGTH = ("forward", "backward", WEIGHTS)
+# Histories that are drawn to see how many are longer than were profiled.
+_DRAWN = 10_000
+# `freescale profile` runs two and then so many CPU ranks at once.
+_MOST_PROFILED_RANKS = 4
+
+
 def marks(setting: Setting, *, num_ranks: int = 1) -> list[Mark]:
     """Every part of a prediction for so many ranks and how far to trust it."""
     profile, cluster = setting.profile, setting.cluster
-    found = [_time_mark(setting, name) for name in (*TIMES, *OPTIONAL_TIMES) if name in profile.times]
+    beyond = _beyond_profiled(setting)
+    found = [_time_mark(setting, name, beyond) for name in (*TIMES, *OPTIONAL_TIMES) if name in profile.times]
     found.append(
         Mark(
             "jitter",
@@ -34,11 +50,10 @@ def marks(setting: Setting, *, num_ranks: int = 1) -> list[Mark]:
         )
     )
     found.append(_cost_mark(setting))
+    if beyond is not None:
+        found.append(Mark("longer histories than were profiled", EXTRAPOLATED, beyond.words()))
     if profile.device == "cpu":
-        state = CALIBRATED if "rates.exchange_gb_per_s" in profile.measured else EXTRAPOLATED
-        found.append(Mark("exchange rate and latency", state, "between two ranks of this machine"))
-        found.append(Mark("more ranks than were measured", EXTRAPOLATED, "the exchange was measured on two"))
-        return found
+        return found + _of_one_machine(setting, num_ranks)
     if setting.knows_weights:
         found.append(
             Mark(
@@ -70,16 +85,76 @@ def marks(setting: Setting, *, num_ranks: int = 1) -> list[Mark]:
     return found + _assumptions(setting, num_ranks)
 
 
+@dataclass(frozen=True)
+class _Beyond:
+    """Histories of a workload that are longer than all that were profiled; shares of histories and of their events."""
+
+    profiled: float
+    longest: int
+    histories: float
+    events: float
+
+    def words(self) -> str:
+        """How many, and by what they are foretold."""
+        return (
+            f"by the fitted line above {self.profiled:,.0f} events; {self.histories:.1%} of the histories are longer, "
+            f"up to {self.longest:,}, with {self.events:.0%} of the events"
+        )
+
+
+def _beyond_profiled(setting: Setting) -> _Beyond | None:
+    """How much of a prediction is about histories that nobody measured; None where nothing is."""
+    profile = setting.profile
+    profiled = profile.rates.get("longest_profiled", float(profile.model.get("max_length", 0)))
+    lengths = draw_lengths(setting.workload, _DRAWN, seed=setting.seed)
+    longer = lengths[lengths > profiled]
+    if not longer.size:
+        return None
+    return _Beyond(
+        profiled, int(longer.max()), longer.size / lengths.size, float(longer.sum() / lengths.sum())
+    )
+
+
+def _of_one_machine(setting: Setting, num_ranks: int) -> list[Mark]:
+    """The rest of a prediction of CPU ranks: they talk as was measured, and share the cores there are."""
+    profile = setting.profile
+    measured = "rates.exchange_gb_per_s" in profile.measured
+    is_four, most = "rates.exchange_us_per_rank" in profile.measured, _MOST_PROFILED_RANKS
+    counts = f"two and {most}" if is_four else "two"
+    found = [
+        Mark(
+            "exchange rate and latency",
+            CALIBRATED if measured else EXTRAPOLATED,
+            f"between {counts} ranks of one machine",
+        ),
+        _BUSIEST_OWNER,
+        Mark("negatives", SPECIFIED, f"{setting.workload.negatives:g} a sample, all ids alike"),
+    ]
+    if num_ranks > (most if is_four else 2):
+        found.append(
+            Mark("more ranks than were measured", EXTRAPOLATED, f"exchanges were measured on {counts}")
+        )
+    cores = profile.facts.get("cores")
+    if isinstance(cores, int) and num_ranks > cores:
+        found.append(
+            Mark("a core for every rank", EXTRAPOLATED, f"{cores} cores were there when this was measured")
+        )
+    return found + _postponed(setting)
+
+
+def _postponed(setting: Setting) -> list[Mark]:
+    """How long weight gradients take, where that is assumed."""
+    if WEIGHTS in setting.profile.times or setting.weights_share == 0:
+        return []
+    share = f"assumed to take {setting.weights_share:.0%} of the backward; not timed on {setting.profile.hardware}"
+    return [Mark("postponed weight gradients", EXTRAPOLATED, share)]
+
+
 def _assumptions(setting: Setting, num_ranks: int) -> list[Mark]:
     """What the model takes for granted beside its numbers."""
     cluster, profile = setting.cluster, setting.profile
     found = [
-        Mark(
-            "busiest owner of rows",
-            EXTRAPOLATED,
-            "popular rows dealt by chance, as hashing does, or evenly; without deduplication taken to be the same, "
-            "which flatters runs without it",
-        ),
+        _BUSIEST_OWNER,
         Mark(
             "rows beside the compute",
             EXTRAPOLATED,
@@ -88,14 +163,6 @@ def _assumptions(setting: Setting, num_ranks: int) -> list[Mark]:
         Mark("sum of losses", EXTRAPOLATED, "added up by hosts a step later; takes nothing of the step"),
         Mark("negatives", SPECIFIED, f"{setting.workload.negatives:g} a sample, all ids alike"),
     ]
-    longest = profile.rates.get("longest_profiled", float(profile.model.get("max_length", 0)))
-    found.append(
-        Mark(
-            "longer histories than were profiled",
-            EXTRAPOLATED,
-            f"by the fitted line above {longest:,.0f} events",
-        )
-    )
     for rate, part, told in (
         (
             "pads",
@@ -108,11 +175,7 @@ def _assumptions(setting: Setting, num_ranks: int) -> list[Mark]:
         measured, known = f"rates.{rate}" in profile.measured, rate in profile.rates
         why = told.format(profile.rates[rate]) if known else "not in this profile; counted as nothing"
         found.append(Mark(part, CALIBRATED if measured else EXTRAPOLATED, why))
-    if WEIGHTS not in profile.times and setting.weights_share > 0:
-        share = (
-            f"assumed to take {setting.weights_share:.0%} of the backward; not timed on {profile.hardware}"
-        )
-        found.append(Mark("postponed weight gradients", EXTRAPOLATED, share))
+    found += _postponed(setting)
     if "host" not in str(profile.facts.get("gaps", "")):
         found.append(Mark("gaps between kernels", EXTRAPOLATED, "this profile counts them as compute"))
     if _is_scaled(setting):
@@ -146,7 +209,7 @@ def _cost_mark(setting: Setting) -> Mark:
     return Mark("error of costs", EXTRAPOLATED, why)
 
 
-def _time_mark(setting: Setting, name: str) -> Mark:
+def _time_mark(setting: Setting, name: str, beyond: _Beyond | None) -> Mark:
     profile, timing = setting.profile, setting.profile.times[name]
     if f"times.{name}" not in profile.measured:
         return Mark(name, EXTRAPOLATED, str(profile.facts.get("made_from", "assumed")))
@@ -156,6 +219,8 @@ def _time_mark(setting: Setting, name: str) -> Mark:
     where = f"profile of {profile.hardware}{error}"
     if _is_scaled(setting):
         return Mark(name, EXTRAPOLATED, f"{where}, times {setting.scale():.2f} for {setting.cluster.name}")
+    if beyond is not None and beyond.events > 0.5 and name in _BY_LENGTH:
+        return Mark(name, EXTRAPOLATED, f"{where}; most events are in histories longer than were profiled")
     return Mark(name, CALIBRATED, where)
 
 

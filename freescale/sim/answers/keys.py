@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,15 +95,12 @@ def changed(setting: Setting, features: Features, key: str, text: object) -> tup
         raise ConfigError(f"{key}: {error}") from None
 
 
-def parse_changes(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """`section.key=value` as pairs."""
-    pairs = []
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError("a change looks like workload.samples_per_gpu=64", got=text)
-        pairs.append((_checked(key.strip()), value.strip()))
-    return pairs
+def parse_change(text: str) -> tuple[str, str]:
+    """`section.key=value` as a pair."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError("a change looks like workload.samples_per_gpu=64", got=text)
+    return _checked(key.strip()), value.strip()
 
 
 def _checked(key: str) -> str:
@@ -112,22 +108,27 @@ def _checked(key: str) -> str:
         close = _meant(key)
         raise ConfigError(
             f"{key} is no number of a prediction",
-            allowed=f"did you mean {' or '.join(close)}?" if close else ", ".join(known_keys()),
-            next_step="`freescale simulate --keys` lists them with their defaults",
+            allowed=None if close else ", ".join(_section(key).values()),
+            next_step=f"did you mean {' or '.join(close)}?"
+            if close
+            else "`freescale simulate --keys` lists them with their defaults",
         )
     return key
 
 
 def _meant(key: str) -> list[str]:
     """Keys of the section that have the word as one of theirs; otherwise the one that is spelt most alike."""
-    section, _, word = key.rpartition(".")
-    holding = [
-        name
-        for name in known_keys()
-        if name.startswith(f"{section}." if section else "") and word in name.rpartition(".")[2].split("_")
-    ]
-    close = nearest(key, known_keys())
-    return holding or ([close] if close else [])
+    words, word = _section(key), key.rpartition(".")[2]
+    holding = [name for each, name in words.items() if word in each.split("_")]
+    close = nearest(word, words)
+    return holding or ([words[close]] if close else [])
+
+
+def _section(key: str) -> dict[str, str]:
+    """Words of the keys that may have been meant -> the keys: those of the section, of all if there is none such."""
+    section = key.rpartition(".")[0]
+    known = {name for name in known_keys() if name.partition(".")[0] == section} or known_keys()
+    return {name.rpartition(".")[2]: name for name in known_keys() if name in known}
 
 
 def _workload_value(workload: Workload, name: str, text: object) -> Any:

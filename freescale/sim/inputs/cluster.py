@@ -20,6 +20,8 @@ from freescale.sim.inputs.shipped import shipped_names, shipped_text
 from freescale.strict_yaml import StrictLoader
 
 _GIVEN = "given in the cluster file"
+DEVICES = ("cpu", "cuda")
+"""What ranks of a cluster compute on."""
 
 Sourced = Mapping[str, tuple[float, str]]
 """Name of a number -> its value and source."""
@@ -74,6 +76,7 @@ class Cluster:
     )
     price_per_gpu_hour: float = _number("dollars", at_least=0)
     name: str = "cluster"
+    device: str = "cuda"
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def inter_gb_per_s(self) -> float:
@@ -142,6 +145,9 @@ def parse_cluster(text: str, *, where: str, measured: Sourced | None = None) -> 
     problems: list[str] = []
     chosen, sources = _base(values.pop("base", None), problems, measured)
     title = values.pop("name", chosen.pop("name", "cluster"))
+    device = values.pop("device", chosen.pop("device", "cuda"))
+    if device not in DEVICES:
+        problems.append(f"device: allowed: {', '.join(DEVICES)}; got {device!r}")
     for key, given in values.items():
         _place(str(key), given, chosen, sources, problems)
     missing = [name for name in numbers() if name not in chosen]
@@ -153,7 +159,7 @@ def parse_cluster(text: str, *, where: str, measured: Sourced | None = None) -> 
             f"{count} in the cluster file {where}:\n  - " + "\n  - ".join(problems),
             next_step="docs/simulate.md lists every number of a cluster",
         )
-    return Cluster(**chosen, name=str(title), sources=sources)
+    return Cluster(**chosen, name=str(title), device=device, sources=sources)
 
 
 def _base(
@@ -165,7 +171,7 @@ def _base(
         problems.append(f"base: allowed: {', '.join(preset_names())}; got {name!r}")
         return {}, {}
     base = load_cluster(name, measured=measured)
-    values = {key: getattr(base, key) for key in (*numbers(), "name")}
+    values = {key: getattr(base, key) for key in (*numbers(), "name", "device")}
     return values, dict(base.sources)
 
 

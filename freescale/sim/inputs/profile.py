@@ -176,9 +176,9 @@ def parse_profile(text: str, *, where: str) -> Profile:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise DataError(f"The profile {where} is not valid JSON.", got=str(error)) from None
+        raise _no_profile(where, f"no JSON: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise DataError(f"{where} is not a profile.", allowed=f'a JSON object with "format": "{FORMAT}"')
+        raise _no_profile(where, f'JSON without "format": "{FORMAT}"')
     if document.get("version") != VERSION:
         raise DataError(
             f"The profile {where} has a version this release cannot read.",
@@ -214,6 +214,15 @@ def parse_profile(text: str, *, where: str) -> Profile:
         measured=tuple(map(str, document.get("measured", ()))),
         facts=document.get("facts") or {},
         shared_by=shared_by,
+    )
+
+
+def _no_profile(where: str, got: str) -> DataError:
+    return DataError(
+        f"{where} is not a profile.",
+        got=got,
+        allowed=f"a file that `freescale profile --out FILE` wrote, or one of {', '.join(shipped())}",
+        next_step="freescale profile --out profile.json",
     )
 
 

@@ -54,7 +54,7 @@ def change(**fields: object) -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "not valid JSON"),
+        ("{", "mine.json is not a profile"),
         ("[]", "is not a profile"),
         (change(version=99), "version this release cannot read"),
         (change(times__forward=None), "times.forward is missing"),
@@ -72,6 +72,15 @@ def test_bad_profiles_say_what_is_wrong(text: str, said: str) -> None:
     with pytest.raises(DataError) as caught:
         parse_profile(text, where="mine.json")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["# Read me", "[1]", '{"format": "another"}'])
+def test_a_file_that_is_no_profile_leads_to_one(text: str) -> None:
+    """A parser's words and nothing to do about them."""
+    with pytest.raises(DataError, match=r"README\.md is not a profile") as caught:
+        parse_profile(text, where="README.md")
+    assert "cpu-aarch64, h200" in str(caught.value.allowed)
+    assert caught.value.next_step == "freescale profile --out profile.json"
 
 
 def test_an_unknown_profile_names_those_that_ship() -> None:
