@@ -17,7 +17,7 @@ import torch
 from freescale.balance import MeasuredStep
 from freescale.comm.world import Ranks, check_request, device_name, pick_device
 from freescale.comm.world import virtual_gpus as virtual_gpus_of
-from freescale.errors import ConfigError
+from freescale.errors import ConfigError, TrainingError
 from freescale.profiling.fits import (
     batch_rates,
     beside_neighbours,
@@ -63,7 +63,7 @@ def measure_profile(
 
     Raises:
         ConfigError: another device; nothing is measured in its place.
-        TrainingError: virtual GPUs cannot be had here.
+        TrainingError: there is no GPU, or virtual ones cannot be had here.
     """
     if device not in DEVICES:
         raise ConfigError(
@@ -71,6 +71,18 @@ def measure_profile(
             got=device,
             allowed=", ".join(DEVICES),
             next_step="freescale profile --device cpu, or `freescale doctor` to see which devices there are",
+        )
+    if device == "cuda" and not torch.cuda.is_available():
+        raise TrainingError(
+            "--device cuda, but this machine has no usable CUDA device",
+            got=f"torch {torch.__version__}, CUDA build: {torch.version.cuda or 'none'}",
+            next_step="--device cpu, or `freescale doctor` to see what torch finds",
+        )
+    if virtual_gpus and device == "cpu":
+        raise TrainingError(
+            "virtual GPUs share one CUDA device",
+            got=f"--virtual-gpus {virtual_gpus} --device cpu",
+            next_step="leave one of them out",
         )
     begun = _Begun.now(command)
     if virtual_gpus:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from freescale import profiling
 from freescale.app.cli import app
 from freescale.balance.costs.cost_fit import MeasuredStep
 from freescale.comm.world.shared_gpu.shares import Shared
@@ -307,8 +308,31 @@ def test_no_virtual_gpu_is_refused_before_anything_is_measured(monkeypatch: pyte
     assert "--virtual-gpus" in told.output
 
 
+@pytest.mark.parametrize("place", ["file/profile.json", "", "/proc/none/profile.json"])
+def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found out after minutes of measuring."""
+    monkeypatch.setattr(profiling, "measure_profile", lambda *args, **options: pytest.fail("measured"))
+    (tmp_path / "file").write_text("no folder")
+    asked = ["profile", "--device", "cpu", "--out", str(tmp_path / place)]
+    with pytest.raises(ConfigError, match=r"--out (cannot be written|names a folder)") as caught:
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert "profile.json" in str(caught.value.next_step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_a_gpu_that_is_not_there_is_told_by_the_option_that_asked_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(TrainingError, match="--device cuda, but") as caught:
+        measure.measure_profile(load_config(None, SMALL), device="cuda")
+    assert str(caught.value.next_step).startswith("--device cpu")
+
+
 def test_virtual_gpus_on_a_cpu_are_refused() -> None:
-    with pytest.raises(TrainingError, match=r"run\.device=cpu"):
+    with pytest.raises(TrainingError, match="--virtual-gpus 2 --device cpu"):
         measure.measure_profile(load_config(None, SMALL), device="cpu", virtual_gpus=2)
 
 

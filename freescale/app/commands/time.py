@@ -200,9 +200,10 @@ def profile(
     recipe, overrides = split_arguments(arguments or [])
     config = load_config(recipe, overrides)
     from freescale.pages import replace_file
-    from freescale.profiling import doubts, measure_profile
+    from freescale.profiling import check_place, doubts, measure_profile
     from freescale.sim import profile_table
 
+    check_place(out)
     console = Console(stderr=True)
     measured = measure_profile(
         config,
@@ -214,7 +215,6 @@ def profile(
         command=" ".join(["freescale", *sys.argv[1:]]),
         say=lambda text: console.print(f"measuring {text}", highlight=False),
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(out, measured.to_json())
     Console().print(profile_table(measured))
     for name, rate in measured.rates.items():

@@ -90,11 +90,18 @@ def _listed(value: Any) -> list[Any]:
 def _one_of(value: Any, allowed: typing.Sequence[str], *, family: str | None = None) -> str:
     if isinstance(value, str) and value in allowed:
         return value
-    close = None if str(value).startswith(registry.PYTHON) else nearest(str(value), allowed)
+    close = None if str(value).startswith(registry.PYTHON) else _meant(str(value), allowed)
     if family and str(value).startswith(registry.PYTHON):
         raise ValueError(f"got {value!r}; {registry.meant(family, str(value))}")
     hint = f" (did you mean {close}?)" if close else f"; {registry.OUTSIDE}" if family else ""
     raise ValueError(f"allowed: {', '.join(allowed)}; got {value!r}{hint}")
+
+
+def _meant(word: str, allowed: typing.Sequence[str]) -> str | None:
+    """The allowed word that was meant: a gpu is one letter from cpu, and none."""
+    if word.lower() == "gpu" and "cuda" in allowed:
+        return "cuda"
+    return nearest(word, allowed)
 
 
 def _convert_scalar(value: Any, hint: type) -> Any:

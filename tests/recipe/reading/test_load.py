@@ -355,6 +355,10 @@ def test_errors_tell_what_was_got_what_is_allowed_and_what_to_do():
     assert issubclass(ConfigError, FreeScaleError)
 
 
+def test_a_gpu_is_not_taken_for_a_cpu():
+    assert "allowed: auto, cpu, cuda; got 'gpu' (did you mean cuda?)" in problems("run.device=gpu")
+
+
 def test_nearest_finds_typos_and_nothing_far_away():
     assert nearest("stepz", ["seed", "steps"]) == "steps"
     assert nearest("qqq", ["seed", "steps"]) is None
