@@ -262,10 +262,12 @@ def follow(chain: Path, version: Version, seq: int, current: Current) -> Version
                 folder, f"it follows version {said['seq'] - 1} of another chain, or another version"
             )
         try:
-            version = applied(version, delta)
-        except (DataError, ValueError) as error:
+            with damage_told(partial(damaged_chain, folder)):
+                version = applied(version, delta)
+                found = version.fingerprint
+        except DataError as error:
             raise damaged_chain(folder, str(error)) from error
-        if version.fingerprint != said["fingerprint"]:
+        if found != said["fingerprint"]:
             raise damaged_chain(folder, "it does not make the version that it says")
     if version.fingerprint != current.fingerprint:
         raise damaged_chain(chain / CURRENT, f"version {current.seq} has another fingerprint")

@@ -71,6 +71,7 @@ def read_delta(folder: Path) -> tuple[dict[str, Any], Delta]:
         raise damaged_chain(folder, "it is not there")
     with damage_told(partial(damaged_chain, folder)):
         said = json.loads((folder / _DELTA).read_text())
+        said |= {"seq": int(said["seq"]), **{name: str(said[name]) for name in ("parent", "fingerprint")}}
         check_files(folder, said)
         rows = read_arrays(folder / _ROWS)
         words = None

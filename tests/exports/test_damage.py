@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -65,6 +66,24 @@ def test_files_of_any_bytes_are_read_or_called_damaged(
             load(folders[kind])
     finally:
         file.write_bytes(whole)
+
+
+@pytest.mark.parametrize("key", ["seq", "parent", "fingerprint", "files", "manifest"])
+@pytest.mark.parametrize("value", [None, "none"], ids=["gone", "text"])
+def test_a_delta_that_does_not_say_what_it_is_is_called_damaged(
+    folders: dict[str, Path], key: str, value: str | None
+) -> None:
+    """Before: an error of Python for what stands outside its files."""
+    file = folders["chain"] / "delta-00000001" / "delta.json"
+    whole = file.read_text()
+    said = json.loads(whole)
+    said.pop(key)
+    file.write_text(json.dumps(said | ({} if value is None else {key: value})))
+    try:
+        with pytest.raises(CheckpointError, match="delta-00000001 is missing, damaged"):
+            load_version(folders["chain"])
+    finally:
+        file.write_text(whole)
 
 
 @pytest.mark.parametrize(
