@@ -22,8 +22,9 @@ def test_importing_the_package_loads_neither_torch_nor_numba() -> None:
     assert run_python(f"import freescale, sys; print({heavy} or 'none')") == "none"
 
 
-def test_help_starts_without_torch() -> None:
-    code = "import sys; sys.argv=['freescale','keys'];\nfrom freescale.app.cli import main\n"
+@pytest.mark.parametrize("command", ["", "'train',", "'keys',"])
+def test_help_starts_without_torch(command: str) -> None:
+    code = f"import sys; sys.argv=['freescale',{command}'--help'];\nfrom freescale.app.cli import main\n"
     code += "try: main()\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
     assert run_python(code).endswith("False")
 
