@@ -397,13 +397,13 @@ def test_what_nobody_foresaw_on_the_first_rank_is_known_to_the_others_though_the
         def ask() -> None:
             raise error
 
-        with joined() as ranks, stage("judge"):
+        with joined() as ranks, stage("judge", step=3):
             from_first(ask, ranks=ranks, what="ask the judge")
 
     (code, said), (peers_code, told) = (rank.end() for rank in by_hand.all(work, 2))
     assert (code, peers_code) == (EXIT_UNEXPECTED, EXIT_PEER)
     assert "Traceback" in said
-    assert f"rank 0 on {HOST} failed in stage 'judge': {type(error).__name__}" in told
+    assert f"rank 0 on {HOST} failed in stage 'judge' at step 3: {type(error).__name__}" in told
     assert "without a word" not in told
 
 
@@ -412,11 +412,11 @@ def test_what_others_hear_is_told_as_that_of_whoever_met_it(by_hand):
         def look() -> None:
             raise DataError("the file is empty")
 
-        with joined() as ranks, stage("look"):
+        with joined() as ranks, stage("look", step=3):
             from_first(look, ranks=ranks, what="look")
 
     (_, said), (code, told) = (rank.end() for rank in by_hand.all(work, 2))
-    assert f"rank 0 on {HOST} failed in stage 'look': the file is empty" in said
+    assert f"rank 0 on {HOST} failed in stage 'look' at step 3: the file is empty" in said
     assert code == 1
     assert f"rank 0 on {HOST} failed: the file is empty" in told
     assert "rank 1" not in told
