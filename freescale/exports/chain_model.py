@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from freescale.errors import CheckpointError
-from freescale.exports.chain import Current, follow, load_version, read_current
+from freescale.exports.chains.chain import Current, follow, load_version, read_current
+from freescale.exports.chains.version import Version
 from freescale.exports.export_reader import exported_version
 from freescale.exports.exported_model import ExportedModel
-from freescale.exports.version import Version
 from freescale.model import retrieves
 
 

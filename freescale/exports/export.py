@@ -17,12 +17,12 @@ import torch
 from freescale.data import IntArray, ItemNames, write_tensors
 from freescale.embedding import EmbeddingTable, IdMap
 from freescale.errors import CheckpointError, DataError
-from freescale.exports.asked_scores import check_pools
-from freescale.exports.damage import refusals_named
-from freescale.exports.file_sums import FILES, sums_of
-from freescale.exports.served_features import ExportFeatures, table_file
-from freescale.exports.served_tables import shared_rows, write_table
-from freescale.exports.version import SHARED_TABLE, SHARING
+from freescale.exports.chains.version import SHARED_TABLE, SHARING
+from freescale.exports.files.damage import refusals_named
+from freescale.exports.files.file_sums import FILES, sums_of
+from freescale.exports.requests.asked_scores import check_pools
+from freescale.exports.served.served_features import ExportFeatures, table_file
+from freescale.exports.served.served_tables import shared_rows, write_table
 from freescale.model import (
     Recommender,
     export_facts,

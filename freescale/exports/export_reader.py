@@ -15,13 +15,13 @@ from freescale import registry
 from freescale.data import ItemNames, read_tensors
 from freescale.embedding import as_compute
 from freescale.errors import CheckpointError, ConfigError
-from freescale.exports.damage import damage_told, no_damage
+from freescale.exports.chains.version import SHARED_TABLE, SHARING, Version
 from freescale.exports.export import check_version
 from freescale.exports.exported_model import ExportedModel
-from freescale.exports.file_sums import check_files
-from freescale.exports.served_features import ServedFeatures, make_tokens, table_file
-from freescale.exports.served_tables import ServedTable, SharedRows
-from freescale.exports.version import SHARED_TABLE, SHARING, Version
+from freescale.exports.files.damage import damage_told, no_damage
+from freescale.exports.files.file_sums import check_files
+from freescale.exports.served.served_features import ServedFeatures, make_tokens, table_file
+from freescale.exports.served.served_tables import ServedTable, SharedRows
 from freescale.model import Recommender, make_encoder, make_head, retrieves, scores_candidates
 
 

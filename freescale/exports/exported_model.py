@@ -13,9 +13,9 @@ from torch import Tensor
 
 from freescale.data import IntArray, ItemId, ItemNames, SequenceBatch
 from freescale.errors import DataError
-from freescale.exports import scores
-from freescale.exports.asked_values import check_list, whole_number, yes_or_no
-from freescale.exports.recommendations import (
+from freescale.exports.requests import scores
+from freescale.exports.requests.asked_values import check_list, whole_number, yes_or_no
+from freescale.exports.requests.recommendations import (
     Request,
     best,
     features_each,
@@ -24,9 +24,9 @@ from freescale.exports.recommendations import (
     is_batch,
     one_each,
 )
-from freescale.exports.request_reader import RequestReader
-from freescale.exports.served_features import ServedFeatures, request_needs
-from freescale.exports.served_tables import SharedRows
+from freescale.exports.requests.request_reader import RequestReader
+from freescale.exports.served.served_features import ServedFeatures, request_needs
+from freescale.exports.served.served_tables import SharedRows
 from freescale.kernels import SequenceLayout
 from freescale.model import Compressor, HistoryCache, Recommender, TokenCache, compresses, retrieves
 

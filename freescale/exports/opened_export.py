@@ -9,11 +9,11 @@ import torch
 
 from freescale import registry
 from freescale.errors import CheckpointError, ConfigError
-from freescale.exports.chain import is_chain
 from freescale.exports.chain_model import ChainModel
-from freescale.exports.damage import damage_told
+from freescale.exports.chains.chain import is_chain
 from freescale.exports.export_reader import read_export
 from freescale.exports.exported_model import ExportedModel
+from freescale.exports.files.damage import damage_told
 
 _AGAIN = "`freescale export RUN_DIR OUT_DIR`"
 

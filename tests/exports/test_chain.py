@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from freescale.embedding.ids.eviction import make_eviction
 from freescale.embedding.ids.zero_collision import ZeroCollisionMap
 from freescale.errors import CheckpointError, DataError
-from freescale.exports.chain import Publisher, load_version, read_current
-from freescale.exports.table_rows import TableRows
-from freescale.exports.version import Version, applied, difference, read_version, write_version
+from freescale.exports.chains.chain import Publisher, load_version, read_current
+from freescale.exports.chains.table_rows import TableRows
+from freescale.exports.chains.version import Version, applied, difference, read_version, write_version
 from tests.effort import examples, slow
 from tests.killed import dies
 
@@ -275,7 +275,7 @@ def test_a_base_that_cannot_be_served_says_why_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain = _published(tmp_path / "chain", 1)
-    monkeypatch.setattr("freescale.exports.version.ITEM_COLUMN", "vec")
+    monkeypatch.setattr("freescale.exports.chains.version.ITEM_COLUMN", "vec")
     with pytest.raises(
         DataError, match=r"crosses of features(.|\n)*next: +`freescale export RUN_DIR OUT_DIR`"
     ):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from freescale import registry
 from freescale.errors import CheckpointError
-from freescale.exports.chain import Publisher, load_version
+from freescale.exports.chains.chain import Publisher, load_version
 from freescale.exports.opened_export import load_export
 from tests.effort import examples
 from tests.exports.test_chain import _version

@@ -20,7 +20,7 @@ from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.errors import CheckpointError, DataError
 from freescale.exports.export import write_export
 from freescale.exports.opened_export import load_export
-from freescale.exports.recommendations import best
+from freescale.exports.requests.recommendations import best
 from freescale.kernels import SequenceLayout
 from freescale.model.compression.token_cache import TokenCache
 from freescale.model.heads import RetrievalHead
@@ -443,7 +443,7 @@ def test_many_users_get_what_each_gets_alone_whatever_is_given_for_them(tmp_path
     histories = [HISTORY, [91], [3, 14, 7], [500, 92, 777]]
     times = [[100 * n for n in range(len(history))] for history in histories]
     for budget in (1 << 16, 5):
-        monkeypatch.setattr("freescale.exports.recommendations._TOKENS", budget)
+        monkeypatch.setattr("freescale.exports.requests.recommendations._TOKENS", budget)
         for more in (
             {},
             {"exclude": [92]},

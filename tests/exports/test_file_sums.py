@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.errors import CheckpointError
-from freescale.exports.chain import Publisher, load_version
 from freescale.exports.chain_model import ChainModel
+from freescale.exports.chains.chain import Publisher, load_version
+from freescale.exports.chains.version import Version, read_version
 from freescale.exports.opened_export import load_export
-from freescale.exports.version import Version, read_version
 from tests.effort import examples
 from tests.exports.test_chain import _rows, _version
 from tests.exports.test_export import export, make_parts, rewrite_manifest

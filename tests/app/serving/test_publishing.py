@@ -23,7 +23,7 @@ from freescale.app.serving.server import ChainServer
 from freescale.data import LogSource, load_log
 from freescale.errors import CheckpointError, ConfigError
 from freescale.exports import ChainModel, exported_version, load_export, read_version
-from freescale.exports.chain import load_version
+from freescale.exports.chains.chain import load_version
 from freescale.recipe import load_config
 from freescale.trace import read_published
 from freescale.train import NextWindowEvaluation, Rule, load_run, read_meta, saved_in

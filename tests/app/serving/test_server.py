@@ -11,7 +11,7 @@ import pytest
 
 from freescale.app.serving.server import ChainServer
 from freescale.exports import ChainModel, read_version
-from freescale.exports.chain import Publisher
+from freescale.exports.chains.chain import Publisher
 from tests.exports.test_export import export, make_parts
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from freescale.embedding import SGD, DirectMap, EmbeddingTable, HashMap, NumberedMap, SpreadMap
 from freescale.embedding.ids.spread_hot import even_places
 from freescale.errors import ConfigError
-from freescale.exports.served_tables import kept_rows
+from freescale.exports.served.served_tables import kept_rows
 from freescale.pipeline.traffic import busiest_owner
 from freescale.recipe import load_config
 from tests.ranks import run_on_ranks

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from freescale.data import SequenceBatch
 from freescale.errors import DataError
-from freescale.exports.asked_scores import (
+from freescale.exports.requests.asked_scores import (
     Asked,
     check_length,
     kept_events,
@@ -18,7 +18,7 @@ from freescale.exports.asked_scores import (
     said_of,
     tokens_of,
 )
-from freescale.exports.request_reader import RequestReader
+from freescale.exports.requests.request_reader import RequestReader
 from freescale.kernels import SequenceLayout
 from freescale.model import (
     HistoryCache,

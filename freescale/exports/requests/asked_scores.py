@@ -12,8 +12,8 @@ from torch import Tensor
 
 from freescale.data import Feature, FeatureRequest, IntArray, ItemId, PoolIndex, PoolRule
 from freescale.errors import DataError
-from freescale.exports.recommendations import whole_seconds
-from freescale.exports.request_reader import Flags, RequestReader
+from freescale.exports.requests.recommendations import whole_seconds
+from freescale.exports.requests.request_reader import Flags, RequestReader
 from freescale.model import HistoryCache
 
 

@@ -21,9 +21,7 @@ from torch import Tensor
 
 from freescale.data import IntArray, read_tensors, write_tensors
 from freescale.errors import DataError
-from freescale.exports.file_sums import FILES, check_files, sums_of
-from freescale.exports.served_features import ITEM_COLUMN, table_file
-from freescale.exports.table_rows import (
+from freescale.exports.chains.table_rows import (
     TableDelta,
     TableRows,
     merged,
@@ -33,6 +31,8 @@ from freescale.exports.table_rows import (
     unchanged,
     write_table,
 )
+from freescale.exports.files.file_sums import FILES, check_files, sums_of
+from freescale.exports.served.served_features import ITEM_COLUMN, table_file
 from freescale.jagged import find_sorted
 
 _BLOCK = 1 << 24

@@ -24,10 +24,10 @@ import numpy as np
 
 from freescale.data import sync_folder, sync_tree, write_durably
 from freescale.errors import CheckpointError, DataError
-from freescale.exports.damage import damage_told, is_refusal, refusals_named
-from freescale.exports.delta_file import FORMAT, VERSION, damaged_chain, read_delta, write_delta
-from freescale.exports.row_rounding import Rounded, rounded
-from freescale.exports.version import Version, applied, difference, read_version, write_version
+from freescale.exports.chains.delta_file import FORMAT, VERSION, damaged_chain, read_delta, write_delta
+from freescale.exports.chains.row_rounding import Rounded, rounded
+from freescale.exports.chains.version import Version, applied, difference, read_version, write_version
+from freescale.exports.files.damage import damage_told, is_refusal, refusals_named
 
 CURRENT = "current.json"
 _WORK = ".publishing"

@@ -41,7 +41,7 @@ from freescale.data import (
     table_words,
 )
 from freescale.embedding import IdMap, ShardedEmbedding
-from freescale.exports.served_tables import ServedTable, kept_rows, write_table
+from freescale.exports.served.served_tables import ServedTable, kept_rows, write_table
 from freescale.kernels.rows import unique
 from freescale.model import ContextTokens, FeatureTokens, target_index
 from freescale.pipeline import Domain, FeatureIds, IdColumn

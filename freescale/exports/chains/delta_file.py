@@ -10,11 +10,11 @@ from typing import Any
 
 from freescale.data import read_arrays, read_tensors, write_arrays, write_tensors
 from freescale.errors import CheckpointError
-from freescale.exports.damage import damage_told
-from freescale.exports.file_sums import FILES, check_files, sums_of
-from freescale.exports.row_rounding import Rounded
-from freescale.exports.table_rows import TableDelta
-from freescale.exports.version import Delta
+from freescale.exports.chains.row_rounding import Rounded
+from freescale.exports.chains.table_rows import TableDelta
+from freescale.exports.chains.version import Delta
+from freescale.exports.files.damage import damage_told
+from freescale.exports.files.file_sums import FILES, check_files, sums_of
 
 FORMAT = "freescale-chain"
 VERSION = 1

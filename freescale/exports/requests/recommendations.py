@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freescale.data import FeatureRequest, IntArray
 from freescale.errors import DataError
-from freescale.exports.asked_values import check_list
+from freescale.exports.requests.asked_values import check_list
 from freescale.model import TokenCache
 
 _SCORES = 1 << 24

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from freescale.data import FeatureRequest, IntArray, ItemId, ItemNames, SequenceBatch
 from freescale.errors import DataError
-from freescale.exports.asked_values import check_list
-from freescale.exports.recommendations import whole_seconds
-from freescale.exports.served_features import ServedFeatures
-from freescale.exports.served_tables import SharedRows
+from freescale.exports.requests.asked_values import check_list
+from freescale.exports.requests.recommendations import whole_seconds
+from freescale.exports.served.served_features import ServedFeatures
+from freescale.exports.served.served_tables import SharedRows
 from freescale.model import ContextTokens, FeatureTokens
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
