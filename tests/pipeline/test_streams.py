@@ -13,7 +13,7 @@ import torch
 from freescale.comm.traffic import Deadline, Gate
 from freescale.pipeline.streams import SideStream
 from freescale.train.compute import dense_gradients
-from freescale.train.compute.dense_gradients import FlatSum
+from freescale.train.compute.dense_gradients import QueuedSums
 from tests.comm.fake_cuda import FakeStream, _OnStream, install
 from tests.ranks import run_on_ranks
 
@@ -33,13 +33,10 @@ def leave_by_deadline(rank: int, urgent_first: bool) -> list[str]:
 
         return lambda: _OnStream.current[-1].give(do)
 
-    total = FlatSum.__new__(FlatSum)
-    total._gate, total._itself, total._waits = gate, False, []
-    total._stream, total._transport = FakeStream(), SimpleNamespace()  # type: ignore[assignment]
+    total = QueuedSums(SimpleNamespace(), gate, GPU)  # type: ignore[arg-type]
 
     def add_up(transport: Any, values: torch.Tensor) -> Any:
-        job("dense gradients")()
-        return SimpleNamespace(wait=lambda: values)
+        return SimpleNamespace(wait=lambda: job("dense gradients")() or values)
 
     dense_gradients.start_all_reduce = add_up
     urgent, bulk = SideStream(GPU, gate=gate, urgent=True), SideStream(GPU, gate=gate)
@@ -47,6 +44,7 @@ def leave_by_deadline(rank: int, urgent_first: bool) -> list[str]:
     if urgent_first:
         urgent.submit(rows)
     wait = total.start(torch.zeros(3))
+    total.finish()
     sent = bulk.submit(job("NOL gradients"))
     if not urgent_first:
         urgent.submit(rows)
@@ -77,6 +75,46 @@ def test_streams_let_more_urgent_traffic_pass(urgent_first: bool, order: list[st
     ((*done,),) = run_on_ranks(leave_by_deadline, 1, urgent_first)
     assert [one for one in done if one in order] == order
     assert "compute" in done
+
+
+def leave_before_all_have_sent(rank: int) -> tuple[list[str], list[str]]:
+    """What a rank has sent of two sums while others have sent nothing of the first, and in the end."""
+    main, leaving, others_sent = install(), FakeStream(), threading.Event()
+    done: list[str] = []
+
+    def current() -> FakeStream:
+        return _OnStream.current[-1] if _OnStream.current else main
+
+    def add_up(transport: Any, values: torch.Tensor) -> Any:
+        number = int(values[0])
+        leaving.wait_stream(current())
+        leaving.give(lambda: done.append(f"parts of {number}"))
+
+        def wait() -> torch.Tensor:
+            current().give(others_sent.wait)
+            leaving.wait_stream(current())
+            leaving.give(lambda: done.append(f"sum of {number}"))
+            current().wait_stream(leaving)
+            return values
+
+        return SimpleNamespace(wait=wait)
+
+    dense_gradients.start_all_reduce = add_up
+    total = QueuedSums(SimpleNamespace(), Gate(), GPU)  # type: ignore[arg-type]
+    waits = [total.start(torch.tensor([float(number)])) for number in (1, 2, 3)]
+    time.sleep(0.05)
+    before = list(done)
+    waits[2]()
+    others_sent.set()
+    main.synchronize()
+    return before, done
+
+
+def test_parts_of_the_next_sum_leave_while_one_waits_for_other_ranks() -> None:
+    """One whole sum behind the other took 2 ms each, of 7 whose first ones are needed where the forward begins."""
+    ((before, done),) = run_on_ranks(leave_before_all_have_sent, 1)
+    assert before == ["parts of 1", "parts of 2"]
+    assert done == ["parts of 1", "parts of 2", "sum of 1", "parts of 3", "sum of 2", "sum of 3"]
 
 
 def test_only_what_is_more_urgent_is_waited_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from freescale.comm import Transport
+from freescale.kernels.runtime import sum_parts
 
 _SMALL_BYTES = 64 << 10
 
@@ -34,13 +35,11 @@ class PendingAllReduce:
         """The sum, added in rank order."""
         num_ranks = self._transport.num_ranks
         parts = self._first.wait().view(num_ranks, -1)
-        total = parts[0].clone()
-        for part in parts[1:]:
-            total += part
-        if not self._whole:
-            mine = [len(total)] * num_ranks
-            total = self._transport.start(total.repeat(num_ranks), send=mine, receive=self._sizes).wait()
-        return total.view(self._shape)
+        if self._whole:
+            return sum_parts(parts).view(self._shape)
+        mine = [parts.shape[1]] * num_ranks
+        total = sum_parts(parts, copies=num_ranks)
+        return self._transport.start(total, send=mine, receive=self._sizes).wait().view(self._shape)
 
 
 def start_all_reduce(transport: Transport, values: Tensor) -> PendingAllReduce:

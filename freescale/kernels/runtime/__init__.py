@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from freescale.kernels.runtime.precision import product_precision
     from freescale.kernels.runtime.readback import Readback
     from freescale.kernels.runtime.shared_flags import add_one_to_flag, load_flag, store_flag
+    from freescale.kernels.runtime.sum_parts import sum_parts
     from freescale.kernels.runtime.threads import same_device, start_thread
     from freescale.kernels.runtime.transfers import (
         Alone,

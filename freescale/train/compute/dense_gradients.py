@@ -3,7 +3,7 @@
 # No postponed annotations here: DDP looks at the types of its communication hook.
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -182,20 +182,84 @@ def _over_transport(transport: Transport, gate: Gate) -> Hook:
 
 
 def _queued(transport: Transport, gate: Gate, sums: Sums, device: torch.device) -> Hook:
-    """Where waiting only queues, on streams of a GPU: the whole sum at once, beside the backward and what follows."""
-    side_stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+    """Where waiting only queues, on streams of a GPU: whole sums at once, beside the backward and what follows."""
+    queued = QueuedSums(transport, gate, device) if device.type == "cuda" else None
 
     def all_reduce_hook(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        gate.shut(Deadline.DENSE_GRADIENTS)
         values = bucket.buffer()
-        with _behind(side_stream):
+        if queued is None:
+            gate.shut(Deadline.DENSE_GRADIENTS)
             values.copy_(start_all_reduce(transport, values).wait())
-        if side_stream is not None and bucket.is_last():  # behind all others on the stream
-            sums.add(lambda: torch.cuda.current_stream(device).wait_stream(side_stream))
-        _at_the_end(lambda: gate.open(Deadline.DENSE_GRADIENTS))
+            _at_the_end(lambda: gate.open(Deadline.DENSE_GRADIENTS))
+        else:
+            queued.start(values)
+            if bucket.is_last():
+                queued.finish()
+                sums.add(queued.wait)
         return _done(values)
 
     return all_reduce_hook
+
+
+class QueuedSums:
+    """Sums on a stream of a GPU, of which several are under way: while one is added up, parts of the next travel.
+
+        leaving ──[parts of 1]──[parts of 2]──[sum of 1]──[parts of 3]──[sum of 2]── ...
+        adding             [add up 1]  ────────────[add up 2]────────────── ...
+
+    Each stands behind parts of the next, which are there sooner than all ranks have sent those of this one. What is
+    sent first and last is the same on every rank: it follows from the order of `start` and `finish`.
+
+    Args:
+        transport: how parts travel; nobody else's.
+        gate: knows when they are through.
+        device: the GPU.
+    """
+
+    def __init__(self, transport: Transport, gate: Gate, device: torch.device) -> None:
+        self._transport, self._gate, self._device = transport, gate, device
+        self._stream = torch.cuda.Stream(device, priority=-1)
+        self._newest: _Adding | None = None
+
+    def start(self, values: Tensor) -> Callable[[], None]:
+        """Add up in place, behind what the current stream was given; what waits for it and all before it."""
+        with self._gate.urgent(Deadline.DENSE_GRADIENTS):
+            arriving = start_all_reduce(self._transport, values)
+            self.finish()
+            newest = self._newest = _Adding(values, arriving)
+
+        def wait() -> None:
+            if newest is self._newest:
+                self.finish()
+            assert newest.added is not None
+            torch.cuda.current_stream(self._device).wait_event(newest.added)
+
+        return wait
+
+    def finish(self) -> None:
+        """Queue the rest of what was started last, which would do so itself before the next one."""
+        newest, self._newest = self._newest, None
+        if newest is None:
+            return
+        with self._gate.urgent(Deadline.DENSE_GRADIENTS), torch.cuda.stream(self._stream):
+            newest.values.copy_(newest.arriving.wait())
+        # Ids that the update of rows waits for stand behind it.
+        newest.added = self._stream.record_event()
+        self._gate.queued(Deadline.DENSE_GRADIENTS, newest.added)
+
+    def wait(self) -> None:
+        """Let the current stream wait for all of them."""
+        self.finish()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+@dataclass
+class _Adding:
+    """Values whose parts are on their way, and the moment at which their sum is in their place."""
+
+    values: Tensor
+    arriving: Pending
+    added: torch.cuda.Event | None = None
 
 
 class FlatSum:
@@ -223,24 +287,27 @@ class FlatSum:
         self._group, self._gate = group, gate or Gate()
         self._itself = sums_itself(group, device, kind)
         self._transport: Transport | None = None
-        self._stream: torch.cuda.Stream | None = None
+        self._queued: QueuedSums | None = None
         if not self._itself:
             self._transport = open_channel(group, device=device, kind=kind, timeout_s=timeout_s)
             if only_queues(self._transport) and device.type == "cuda":
-                self._stream = torch.cuda.Stream(device, priority=-1)
+                self._queued = QueuedSums(self._transport, self._gate, device)
         self._waits: list[Callable[[], object]] = []
 
     @property
     def only_starts(self) -> bool:
         """Whether `start` returns at once, so that several pieces can be under way beside other work."""
-        return self._itself or self._stream is not None
+        return self._itself or self._queued is not None
 
     def start(self, values: Tensor) -> Callable[[], object]:
         """Add up; on a GPU it is only queued, and other things can be done until `wait`. Several may be under way.
 
         Returns what waits for this one alone, and for those before it.
         """
-        gate, stream = self._gate, self._stream
+        if self._queued is not None:
+            self._waits = [self._queued.wait]
+            return self._queued.start(values)
+        gate = self._gate
         gate.shut(Deadline.DENSE_GRADIENTS)
         if self._transport is None:
             work = dist.all_reduce(values, group=self._group, async_op=True)
@@ -252,20 +319,16 @@ class FlatSum:
             self._waits.append(work.wait)
             return work.wait
         try:
-            with _behind(stream):
-                values.copy_(start_all_reduce(self._transport, values).wait())
+            values.copy_(start_all_reduce(self._transport, values).wait())
         finally:
-            gate.open(Deadline.DENSE_GRADIENTS)  # ids that the update of rows waits for stand behind it
-        if stream is None:
-            return lambda: None
-        added = stream.record_event()
-        gate.queued(Deadline.DENSE_GRADIENTS, added)
-        self._waits.append(lambda: torch.cuda.current_stream(stream.device).wait_stream(stream))
-        return lambda: torch.cuda.current_stream(stream.device).wait_event(added)
+            gate.open(Deadline.DENSE_GRADIENTS)
+        return lambda: None
 
     def forget(self) -> None:
         """Somebody waits for each of those under way."""
         self._waits = []
+        if self._queued is not None:
+            self._queued.finish()
 
     def wait(self) -> None:
         """Let the current stream wait for the sums, which are where the values were."""
@@ -288,14 +351,6 @@ def _done(values: Tensor) -> torch.futures.Future[Tensor]:
 def _at_the_end(callback: Callable[[], None]) -> None:
     """Of this backward, and before DDP looks at the buckets: it queues its own callback after its hooks."""
     Variable._execution_engine.queue_callback(callback)
-
-
-def _behind(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-    """What follows goes to another stream, behind what the current one has been given; on a CPU nothing changes."""
-    if stream is None:
-        return nullcontext()
-    stream.wait_stream(torch.cuda.current_stream(stream.device))
-    return torch.cuda.stream(stream)
 
 
 def all_reduce_gradients(params: Iterable[nn.Parameter], ranks: Ranks) -> None:
