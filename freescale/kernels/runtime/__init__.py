@@ -8,8 +8,10 @@ if TYPE_CHECKING:
     from freescale.kernels.runtime.copy_blocks import copy_with_blocks
     from freescale.kernels.runtime.frame_loops import join_blocks, pack_frames, read_frames, size_frames
     from freescale.kernels.runtime.gemm import add_product_to, gemm_warmup, product, weight_gradient
+    from freescale.kernels.runtime.graph_fills import finish_graph
     from freescale.kernels.runtime.launch import CachedLauncher, kernels_of, start_kernel
     from freescale.kernels.runtime.memory import free_bytes
+    from freescale.kernels.runtime.part_sums import sum_parts
     from freescale.kernels.runtime.postponed import (
         Later,
         PostponedGradients,
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from freescale.kernels.runtime.precision import product_precision
     from freescale.kernels.runtime.readback import Readback
     from freescale.kernels.runtime.shared_flags import add_one_to_flag, load_flag, store_flag
-    from freescale.kernels.runtime.sum_parts import sum_parts
     from freescale.kernels.runtime.threads import same_device, start_thread
     from freescale.kernels.runtime.transfers import (
         Alone,

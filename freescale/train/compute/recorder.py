@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from freescale.kernels.runtime import free_bytes
+from freescale.kernels.runtime import finish_graph, free_bytes
 
 _MOST_FAILURES = 3
 _ROOM = 2.5
@@ -71,6 +71,8 @@ class _Tape(AbstractContextManager["_Tape"]):
         running, self._running = self._running, None
         if running is not None:
             running.__exit__(*error)
+            if not any(error):
+                finish_graph(self.made[-1].graph)
 
     def cut(self, number: int) -> None:
         """What follows belongs to another graph."""
@@ -78,7 +80,7 @@ class _Tape(AbstractContextManager["_Tape"]):
         self._begin(number)
 
     def _begin(self, number: int | None) -> None:
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         running = recording(graph, pool=self._pool, stream=self._stream)
         running.__enter__()
         self._running = running

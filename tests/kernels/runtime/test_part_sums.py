@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.kernels.runtime import start_kernel, sum_parts
-from freescale.kernels.runtime.sum_parts import sum_parts_reference
+from freescale.kernels.runtime.part_sums import sum_parts_reference
 
 
 @given(

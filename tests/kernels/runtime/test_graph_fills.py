@@ -1,0 +1,122 @@
+"""Kernels take the places of small memsets in a graph: whatever waited for one waits for its kernel, and no less."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freescale.kernels.runtime.graph_driver import Fill, GraphError, driver_of
+from freescale.kernels.runtime.graph_fills import fill_by_kernels, finish_graph
+
+
+class Graph:
+    """Nodes by number, and which ones each waits for; the driver refuses what is asked of some."""
+
+    def __init__(self, before: Sequence[set[int]], fills: set[int], *, refused: set[int]) -> None:
+        self.waits = dict(enumerate(map(set, before)))
+        self.fills, self.refused = fills, refused
+        self.stands_for: dict[int, int] = {}
+
+    def nodes(self, graph: int) -> list[int]:
+        return list(self.waits)
+
+    def fill_of(self, node: int) -> Fill | None:
+        return Fill(node, 1, 0) if node in self.fills else None
+
+    def before(self, node: int) -> list[int]:
+        if node in self.refused and node % 2:
+            raise GraphError("edges of another kind")
+        return sorted(self.waits[node])
+
+    def behind(self, node: int) -> list[int]:
+        return [other for other, before in self.waits.items() if node in before]
+
+    def add(self, graph: int, fill: Fill, *, before: Sequence[int]) -> int:
+        made = max(self.waits) + 1
+        self.waits[made] = set(before)
+        self.stands_for[made] = fill.address
+        return made
+
+    def connect(self, graph: int, node: int, *, behind: Sequence[int]) -> None:
+        if self.stands_for[node] in self.refused:
+            raise GraphError("no")
+        for other in behind:
+            self.waits[other].add(node)
+
+    def remove(self, node: int) -> None:
+        del self.waits[node]
+        for before in self.waits.values():
+            before.discard(node)
+
+    def order(self) -> set[tuple[int, int]]:
+        """Who waits for whom, directly or not; a kernel counts as what it stands for."""
+        name = {node: self.stands_for.get(node, node) for node in self.waits}
+        found: set[tuple[int, int]] = set()
+        for node in self.waits:
+            todo, seen = [node], {node}
+            while todo:
+                for each in self.waits[todo.pop()] - seen:
+                    seen.add(each)
+                    todo.append(each)
+                    found.add((name[node], name[each]))
+        return found
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[set[int]], set[int], set[int]]:
+    count = draw(st.integers(1, 12))
+    before = [draw(st.sets(st.integers(0, node - 1), max_size=3)) if node else set() for node in range(count)]
+    some = st.sets(st.integers(0, count - 1))
+    return before, draw(some), draw(some)
+
+
+@given(graphs())
+def test_the_order_of_all_work_is_kept(drawn: tuple[list[set[int]], set[int], set[int]]) -> None:
+    before, fills, refused = drawn
+    graph = Graph(before, fills, refused=refused)
+    wanted = graph.order()
+    count = fill_by_kernels(0, graph)
+    assert graph.order() == wanted
+    assert count == len(fills - refused)
+    kernels = [graph.stands_for[node] for node in graph.waits if node in graph.stands_for]
+    assert sorted(kernels) == sorted(fills - refused)
+    assert fills & set(graph.waits) == fills & refused
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_recorded_graph_has_no_small_memset_and_the_same_results() -> None:
+    words = torch.full((3,), 7, dtype=torch.int32, device="cuda")
+    numbers = torch.ones(1 << 16, device="cuda")
+    large = torch.ones(4096, device="cuda")
+    a = torch.randn(2048, 512, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(512, 1024, device="cuda", dtype=torch.bfloat16)
+    expected = a @ b
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        words.add_(1)
+        words[:2].zero_()
+        words.add_(1)
+        large.zero_()
+        product = a @ b
+        total = numbers.sum()
+    driver = driver_of(torch.cuda.current_device())
+    assert driver is not None
+    raw = graph.raw_cuda_graph()
+    memsets = [node for node in driver.nodes(raw) if driver.fill_of(node) is not None]
+    assert memsets, "nothing to do: the test says nothing"
+    finish_graph(graph)
+    assert not [node for node in driver.nodes(raw) if driver.fill_of(node) is not None]
+    for turn in range(1, 4):
+        large.fill_(1)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert words.tolist() == [1, 1, 7 + 2 * turn]
+        assert not large.any()
+        assert torch.equal(product, expected)
+        assert float(total) == 1 << 16
