@@ -10,7 +10,8 @@ balance. With a later NCCL by LD_PRELOAD, `collective` is NCCL itself.
     python benchmarks/virtual_gpus.py --device cpu --ranks 2 --steps 30 --warmup 10 --rounds 1
     python benchmarks/virtual_gpus.py --ranks 4 --named --rounds 3     # before, balance alone, everything, postponed
 
---named runs only the rows that tell the whole story. Every run is named when it begins, and printed and saved when it
+--named runs only the rows that tell the whole story, --brief of these only the ones with nothing, with balance alone
+and with everything. Every run is named when it begins, and printed and saved when it
 is through: who ends the benchmark keeps what was measured, and sees where it was. A run that stands still fails after
 comm.timeout_s, and those after it are run. Runs that do not fit into the time are named; with --save, the next call
 goes on where this one stopped.
@@ -129,7 +130,10 @@ def named_settings(transports: Sequence[str]) -> list[Setting]:
 
 def wanted_settings(options: argparse.Namespace) -> list[Setting]:
     """The runs of a round."""
-    return named_settings(options.transports) if options.named else settings_of(options.transports)
+    if not options.named and not options.brief:
+        return settings_of(options.transports)
+    named = named_settings(options.transports)
+    return [one for one in named if one.postponed or not one.prioritized] if options.brief else named
 
 
 def recipe_of(setting: Setting, num_ranks: int, options: argparse.Namespace) -> Recipe:
@@ -299,6 +303,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--transports", help="comma-separated; the first is 'before'")
     parser.add_argument("--named", action="store_true", help="only the rows that tell the whole story")
+    parser.add_argument("--brief", action="store_true", help="of these only nothing, balance and everything")
     parser.add_argument("--steps", type=int, default=90)
     parser.add_argument("--warmup", type=int, default=57, help="steps left out at the start of every run")
     parser.add_argument("--rounds", type=int, default=2)
@@ -315,7 +320,7 @@ def main() -> None:
         if options.device == "cuda"
         else "collective,host_staged,auto"
     )
-    if options.named:
+    if options.named or options.brief:
         default = (
             "copy_kernel:16,copy_engine,host_staged" if options.device == "cuda" else "collective,host_staged"
         )
