@@ -28,7 +28,13 @@ class Waitable(Protocol[T]):  # type: ignore[misc]
 
 
 class BackgroundExecutor(Protocol):
-    """A place beside the training thread."""
+    """A place beside the training thread.
+
+    Args:
+        at_once: whether `submit` does a job itself, in the calling thread.
+    """
+
+    at_once: bool
 
     def submit(self, job: Callable[[], T]) -> Waitable[T]:
         """Do a job after those submitted before."""
@@ -66,6 +72,8 @@ class SideStream:
         urgent: somebody is about to wait for the jobs. Otherwise their copies and small kernels fill gaps, they do
             not make them.
     """
+
+    at_once = True
 
     def __init__(self, device: torch.device, *, gate: Gate, urgent: bool = False) -> None:
         self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0)

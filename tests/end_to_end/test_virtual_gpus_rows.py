@@ -58,7 +58,7 @@ def test_a_run_is_saved_before_the_next_is_through(
     monkeypatch.setattr(virtual_gpus, "read_run", lambda folder, options: dict(row))
     options = argparse.Namespace(
         save=str(saved), keep=None, device="cpu", time_sliced=False, budget_s=9.0, rounds=1, steps=1, keys=[],
-        named=True, transports=["collective", "host_staged"],
+        named=True, brief=False, transports=["collective", "host_staged"],
     )  # fmt: skip
     rows = virtual_gpus.measure(2, options)
     first = virtual_gpus.named_settings(options.transports)[0].name

@@ -185,6 +185,9 @@ class TrafficQueue:
         name: of the thread.
     """
 
+    at_once = False
+    """Jobs are done later, by another thread."""
+
     def __init__(
         self, *, chunk_bytes: int = 1 << 20, gate: Gate | None = None, name: str = "communication"
     ) -> None:

@@ -318,7 +318,7 @@ class PrioritizedPipeline(Generic[B]):
             with stage("wait for the split", step=flight.step + 1, kind="wait"):
                 following.wait()
                 flight.copied_by(self._flights[1])
-        left = self._moves.send_urgent(flight, ready.lookups, lr=lr)
+        left = self._moves.send_urgent(flight, self._moves.pick_urgent(flight, ready.lookups), lr=lr)
         self._update_replicated(flight, ready, lr=lr)
         parked = Left(flight, left, lr)
         parked.count_rows(flight.traffic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -32,6 +32,20 @@ from freescale.trace import compute, stage
 B = TypeVar("B")
 
 _COUNT_BYTES = 16
+
+
+class UrgentGradients(NamedTuple):
+    """What the next batch depends on.
+
+    Args:
+        subsets: which rows, by table.
+        values: their gradients.
+        left: gradients of tables of which others are to be sent later, whole.
+    """
+
+    subsets: list[RowSubset]
+    values: list[Tensor]
+    left: dict[str, Tensor]
 
 
 class RowMoves:
@@ -183,39 +197,47 @@ class RowMoves:
             for (name, subset), rows in zip(late.items(), arrived):
                 record_stream(storage[name]).index_copy_(0, subset.index, rows)
 
+    def pick_urgent(self, flight: InFlightBatch[B], lookups: dict[str, Lookup]) -> UrgentGradients:
+        """The gradients that the next batch depends on, picked out of those of a batch."""
+        picked = UrgentGradients([], [], {})
+        for name, table in flight.tables.items():
+            grad = record_stream(lookups[name].gradient())
+            subset = table.urgent
+            if subset is None:
+                subset = self._for_update(table.request.whole(), name)
+                whole = subset.relay is None
+                picked.values.append(grad if whole else grad.index_select(0, record_stream(subset.index)))
+            else:
+                picked.left[name] = grad
+                picked.values.append(grad.index_select(0, record_stream(subset.index)))
+            picked.subsets.append(subset)
+        return picked
+
     def send_urgent(
         self,
         flight: InFlightBatch[B],
-        lookups: dict[str, Lookup],
+        picked: UrgentGradients,
         *,
         lr: float,
         beside: Traffic | None = None,
     ) -> dict[str, Tensor]:
-        """Send gradients home that the next batch depends on, and apply them; the gradients that are left to send."""
+        """Send home and apply what was picked; the gradients that are left to send."""
         if not flight.tables:
             return {}
-        urgent, leaving, left = [], [], {}
         gate, account = self._queue.gate, beside or flight.traffic
         with gate.urgent(Deadline.OL_GRADIENTS), stage("send OL gradients", step=flight.step + 1):
-            for name, table in flight.tables.items():
-                grad = record_stream(lookups[name].gradient())
-                subset = table.urgent
-                if subset is None:
-                    subset = self._for_update(table.request.whole(), name)
-                    leaving.append(grad if subset.relay is None else grad.index_select(0, subset.index))
-                else:
-                    left[name] = grad
-                    leaving.append(grad.index_select(0, subset.index))
+            for (name, table), subset, values in zip(flight.tables.items(), picked.subsets, picked.values):
+                record_stream(values)
+                if name in picked.left:
                     assert table.parked is not None
                     # They travel when this step has been reported, but they are its own.
-                    self._count(account, name, table.parked, grad, exposed=False)
-                self._count(account, name, subset, grad, exposed=beside is None)
-                urgent.append(subset)
-            arrived = carry_to_owners(leaving, *_hops(urgent), self._express)
+                    self._count(account, name, table.parked, values, exposed=False)
+                self._count(account, name, subset, values, exposed=beside is None)
+            arrived = carry_to_owners(picked.values, *_hops(picked.subsets), self._express)
         with stage("apply OL gradients", step=flight.step + 1), compute("update rows"):
-            for name, subset, home in zip(flight.tables, urgent, arrived):
+            for name, subset, home in zip(flight.tables, picked.subsets, arrived):
                 self._apply(flight, name, subset, home, lr=lr)
-        return left
+        return picked.left
 
     # What the stages share.
 

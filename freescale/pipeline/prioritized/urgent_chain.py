@@ -10,6 +10,7 @@ in which the training thread would start them; while it runs, that thread starts
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from freescale.comm.traffic import Gate, TrafficQueue
 from freescale.embedding import Lookup
 from freescale.pipeline.prioritized.in_flight import InFlightBatch
-from freescale.pipeline.prioritized.row_moves import RowMoves
+from freescale.pipeline.prioritized.row_moves import RowMoves, UrgentGradients
 from freescale.pipeline.streams import Waitable, make_side
 from freescale.pipeline.traffic import Traffic
 from freescale.trace import stage
@@ -66,7 +67,12 @@ class UrgentChain(Generic[B]):
         assert self._under_way is None
         self._queue.check()
         self._moved = Traffic()
-        job = self._side.submit(partial(self._run, flight, following, lookups, lr))
+        pick = partial(self._pick, flight, following, lookups)
+        if self._side.at_once:
+            # On the stream that computes, ahead of weight gradients: a product of theirs fills a GPU, and a kernel of
+            # another stream, however urgent, begins when that is over.
+            pick = partial(_known, pick())
+        job = self._side.submit(partial(self._run, flight, following, pick, lr))
         self._under_way = (job, flight, following, lr)
 
     def finish(self) -> Left[B] | None:
@@ -93,21 +99,30 @@ class UrgentChain(Generic[B]):
             self._queue.cancel(error)
         self._queue.close()
 
+    def _pick(
+        self, flight: InFlightBatch[B], following: InFlightBatch[B], lookups: dict[str, Lookup]
+    ) -> UrgentGradients:
+        assert following.ids is not None
+        with stage("wait for the split", step=flight.step + 1, kind="wait"):
+            following.ids.wait()
+            flight.copied_by(following)
+        return self._moves.pick_urgent(flight, lookups)
+
     def _run(
         self,
         flight: InFlightBatch[B],
         following: InFlightBatch[B],
-        lookups: dict[str, Lookup],
+        pick: Callable[[], UrgentGradients],
         lr: float,
     ) -> dict[str, Tensor]:
-        assert following.ids is not None
         assert following.early is not None
-        with stage("wait for the split", step=flight.step + 1, kind="wait"):
-            following.ids.wait()
-            flight.copied_by(following)
-        left = self._moves.send_urgent(flight, lookups, lr=lr, beside=self._moved)
+        left = self._moves.send_urgent(flight, pick(), lr=lr, beside=self._moved)
         with stage("wait for NOL rows", step=following.step + 1, kind="wait"):
             storage = following.early.wait()
             following.copied_by(following)
         self._moves.fetch_late(following, storage, beside=self._moved)
         return left
+
+
+def _known(picked: UrgentGradients) -> UrgentGradients:
+    return picked

@@ -1,6 +1,7 @@
 """Dense gradients summed over the ranks, bucket by bucket, under the backward."""
 
 # No postponed annotations here: DDP looks at the types of its communication hook.
+import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -367,17 +368,43 @@ def all_reduce_gradients(params: Iterable[nn.Parameter], ranks: Ranks) -> None:
         param.grad = grad
 
 
-def in_pieces(parameters: Iterable[nn.Parameter], most_bytes: float) -> list[list[nn.Parameter]]:
-    """Parameters of one type after the other, in pieces of so many bytes; one that is larger is a piece of its own."""
+def in_pieces(
+    parameters: Iterable[nn.Parameter],
+    most_bytes: float,
+    unit_of: Callable[[nn.Parameter], object] | None = None,
+) -> list[list[nn.Parameter]]:
+    """Parameters of one type after the other, in pieces of so many bytes; one that is larger is a piece of its own.
+
+    Neighbours of one unit, a layer say, stay in one piece of up to twice as much: whoever needs the rest of a unit that
+    was cut would wait for what lies behind it in the same piece.
+    """
     found: list[list[nn.Parameter]] = []
     room = 0.0
-    for param in parameters:
-        if not found or param.nbytes > room or param.dtype != found[-1][0].dtype:
+    for part in _inseparable(parameters, most_bytes, unit_of):
+        size = sum(param.nbytes for param in part)
+        if not found or size > room or part[0].dtype != found[-1][0].dtype:
             found.append([])
             room = most_bytes
-        found[-1].append(param)
-        room -= param.nbytes
+        found[-1].extend(part)
+        room -= size
     return found
+
+
+def _inseparable(
+    parameters: Iterable[nn.Parameter],
+    most_bytes: float,
+    unit_of: Callable[[nn.Parameter], object] | None,
+) -> Iterator[list[nn.Parameter]]:
+    """What is not cut apart: units, or the parameters of one that is too large."""
+    if unit_of is None:
+        yield from ([param] for param in parameters)
+        return
+    for _, group in itertools.groupby(parameters, key=lambda param: (unit_of(param), param.dtype)):
+        members = list(group)
+        if sum(param.nbytes for param in members) <= 2 * most_bytes:
+            yield members
+        else:
+            yield from ([param] for param in members)
 
 
 def lying_in(flat: Tensor, params: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, Tensor]]:

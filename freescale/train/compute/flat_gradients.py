@@ -62,6 +62,7 @@ class FlatGradients:
                 *(self._parameters, self._grads, self.flat),
                 most_bytes=postpone_bytes,
                 piece_bytes=piece_bytes or self.flat.nbytes,
+                unit_of=None if late is None else late.unit_of,
             )
 
     def compute(self, room: RowRoom, views: PaddedViews) -> None:

@@ -91,7 +91,11 @@ class LateUpdate:
 
     def in_order(self, params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """What is needed first comes first: it is added up first."""
-        return sorted(params, key=lambda param: self.layer_of([param]))
+        return sorted(params, key=self.unit_of)
+
+    def unit_of(self, param: nn.Parameter) -> int:
+        """Weights that are needed at once should be added up together."""
+        return self.layer_of([param])
 
     def leave(self, piece: Piece, *, lr: float | Tensor, layer: int | None = None) -> None:
         """These gradients are on their way; their weights are updated with this rate, for this layer if it is given."""
@@ -208,10 +212,14 @@ class LateUpdate:
 def by_layer(model: nn.Module) -> list[list[nn.Parameter]]:
     """Weights that are updated together, in their order: of pieces of gradients that the same layer waits for first."""
     place = _places(layers_of(model))
-    ordered = sorted(model.parameters(), key=lambda param: place.get(id(param), BEFORE))
+
+    def layer_of(param: nn.Parameter) -> int:
+        return place.get(id(param), BEFORE)
+
+    ordered = sorted(model.parameters(), key=layer_of)
     found: dict[int, list[nn.Parameter]] = {}
-    for piece in in_pieces(ordered, bucket_bytes(sum(param.nbytes for param in ordered))):
-        found.setdefault(place.get(id(piece[0]), BEFORE), []).extend(piece)
+    for piece in in_pieces(ordered, bucket_bytes(sum(param.nbytes for param in ordered)), layer_of):
+        found.setdefault(layer_of(piece[0]), []).extend(piece)
     return list(found.values())
 
 

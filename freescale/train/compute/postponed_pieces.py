@@ -10,7 +10,7 @@ are follows from the order in which the backward has put weights off: it is the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ class PostponedPieces:
         flat: in which all places lie, one behind the other.
         most_bytes: what is kept for gradients that are put off may take.
         piece_bytes: about how large a piece is.
+        unit_of: parameters with the same answer are needed at once, and stay together.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class PostponedPieces:
         *,
         most_bytes: int,
         piece_bytes: int,
+        unit_of: Callable[[nn.Parameter], object] | None = None,
     ) -> None:
         self.postponed = PostponedGradients(most_bytes=most_bytes)
         self._places: dict[Tensor, Tensor] = dict(zip(parameters, places, strict=True))
-        self.pieces = _cut(parameters, places, flat, piece_bytes)
+        self.pieces = _cut(parameters, places, flat, in_pieces(parameters, piece_bytes, unit_of))
         self._each: Iterator[Tensor] = iter(())
 
     def taking(self) -> AbstractContextManager[None]:
@@ -148,11 +150,13 @@ class PieceSums:
 
 
 def _cut(
-    parameters: Sequence[nn.Parameter], places: Sequence[Tensor], flat: Tensor, piece_bytes: int
+    parameters: Sequence[nn.Parameter],
+    places: Sequence[Tensor],
+    flat: Tensor,
+    members: Sequence[Sequence[nn.Parameter]],
 ) -> list[DensePiece]:
     """Pieces of `flat` from end to end."""
     place_of = dict(zip(map(id, parameters), places, strict=True))
-    members = in_pieces(parameters, piece_bytes)
     starts = [int(place_of[id(own[0])].storage_offset() - flat.storage_offset()) for own in members]
     return [
         DensePiece(flat[start:end], tuple(own), tuple(place_of[id(param)] for param in own))

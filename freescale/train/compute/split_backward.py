@@ -56,7 +56,7 @@ class SplitBackward:
         self._total, self._timer = total, timer
         self._late = late if total is not None and total.only_starts else None
         learnt = [param for param in parameters if param.requires_grad]
-        self._pieces = _pieces(learnt if late is None else late.in_order(learnt), total)
+        self._pieces = _pieces(learnt, total, late)
         self._under_way: list[Piece] = []
 
     def taking(self, last: bool) -> AbstractContextManager[None]:
@@ -112,13 +112,18 @@ class SplitBackward:
             self._under_way.append(Piece(params, flat, self._total.start(flat), arrival))
 
 
-def _pieces(parameters: list[nn.Parameter], total: FlatSum | None) -> list[list[nn.Parameter]]:
+def _pieces(
+    parameters: list[nn.Parameter], total: FlatSum | None, late: LateUpdate | None
+) -> list[list[nn.Parameter]]:
     """The same on every rank: by type, in the order of the model, lowest layers first; one where a start is a wait."""
-    kinds = list(dict.fromkeys(param.dtype for param in parameters))
-    most = bucket_bytes(sum(param.nbytes for param in parameters))
+    ordered = parameters if late is None else late.in_order(parameters)
+    kinds = list(dict.fromkeys(param.dtype for param in ordered))
+    most = bucket_bytes(sum(param.nbytes for param in ordered))
     parts = total is not None and total.only_starts
     return in_pieces(
-        sorted(parameters, key=lambda param: kinds.index(param.dtype)), most if parts else math.inf
+        sorted(ordered, key=lambda param: kinds.index(param.dtype)),
+        most if parts else math.inf,
+        None if late is None else late.unit_of,
     )
 
 

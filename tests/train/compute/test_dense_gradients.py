@@ -8,11 +8,13 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from freescale.comm.transports.kinds import collective, local
 from freescale.train.compute import dense_gradients
-from freescale.train.compute.dense_gradients import reduced_in_backward
+from freescale.train.compute.dense_gradients import in_pieces, reduced_in_backward
 from tests.effort import slow
 from tests.ranks import run_on_ranks
 
@@ -177,3 +179,38 @@ def test_sums_of_nccl_hold_the_gate_until_the_end_of_the_backward_and_touch_no_o
     assert not work.waited
     sums.wait()
     assert work.waited
+
+
+def weights(*counts: int) -> list[nn.Parameter]:
+    """Parameters of so many numbers, of 4 bytes each."""
+    return [nn.Parameter(torch.zeros(count)) for count in counts]
+
+
+def test_a_layer_is_not_cut_apart_by_a_piece_that_is_a_little_too_small():
+    """A rest of 32 KB lay in one piece with the largest weight of the next layer, whose sum its layer waited for."""
+    table, *layers = weights(160, *[40, 10, 1] * 4)
+    layer_of = {id(table): -1} | {id(param): number // 3 for number, param in enumerate(layers)}
+    found = in_pieces([table, *layers], 200, lambda param: layer_of[id(param)])
+    assert [[layer_of[id(param)] for param in piece] for piece in found] == [
+        [-1],
+        *([[n] * 3 for n in range(4)]),
+    ]
+    cut = in_pieces([table, *layers], 200)
+    assert any(len({layer_of[id(param)] for param in piece}) > 1 for piece in cut)
+
+
+@given(
+    counts=st.lists(st.integers(1, 30), min_size=1, max_size=20),
+    widths=st.lists(st.integers(1, 5), min_size=20, max_size=20),
+    most=st.integers(4, 200),
+)
+def test_pieces_hold_everything_in_order_and_are_not_too_large(counts, widths, most):
+    units = [unit for unit, width in enumerate(widths) for _ in range(width)]
+    params = weights(*counts)
+    unit_of = {id(param): unit for param, unit in zip(params, units)}
+    found = in_pieces(params, most, lambda param: unit_of[id(param)])
+    assert [id(param) for piece in found for param in piece] == [id(param) for param in params]
+    for piece in found:
+        size = sum(param.nbytes for param in piece)
+        same = len({unit_of[id(param)] for param in piece}) == 1
+        assert size <= most or len(piece) == 1 or (same and size <= 2 * most)
