@@ -1,4 +1,4 @@
-"""What every kernel stands on: Triton, launches, warm-up of GEMMs, transfers between host and device."""
+"""What every kernel stands on: Triton, launches, recorded graphs, GEMMs, transfers between host and device."""
 
 from typing import TYPE_CHECKING
 
