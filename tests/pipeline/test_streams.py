@@ -104,7 +104,9 @@ def leave_before_all_have_sent(rank: int) -> tuple[list[str], list[str]]:
     dense_gradients.start_all_reduce = add_up
     total = QueuedSums(SimpleNamespace(), Gate(), GPU)  # type: ignore[arg-type]
     waits = [total.start(torch.tensor([float(number)])) for number in (1, 2, 3)]
-    time.sleep(0.05)
+    deadline = time.monotonic() + 20
+    while len(done) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
     before = list(done)
     waits[2]()
     others_sent.set()

@@ -105,7 +105,7 @@ class Gate:
 
     def hold(self, deadline: Deadline, stream: torch.cuda.Stream) -> None:
         """Let a stream that is about to be given such traffic wait for more urgent one that was queued before."""
-        for other, moment in list(self._moments.items()):  # another thread may queue meanwhile
+        for other, moment in self._moments.items():
             if other < deadline:
                 stream.wait_event(moment)
 

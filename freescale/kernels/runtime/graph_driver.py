@@ -72,11 +72,21 @@ class _Kernel(ctypes.Structure):
 
 
 class GraphDriver:
-    """The driver of this machine, for the GPU that is current when it is first asked."""
+    """The driver of a machine, for the GPU that is current.
 
-    def __init__(self) -> None:
-        self._library: Any = ctypes.CDLL(_LIBRARY)
+    Args:
+        library: with its calls.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
         self._function = ctypes.c_void_p()
+
+    def load(self) -> None:
+        """The kernel that fills."""
+        module = ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), FILL)
+        self._call("cuModuleGetFunction", ctypes.byref(self._function), module, b"fill_words")
 
     def nodes(self, graph: int) -> list[int]:
         """All of them."""
@@ -94,7 +104,7 @@ class GraphDriver:
         whole_words = found.height == 1 and num_bytes % 4 == 0 and found.address % 4 == 0
         if not whole_words or not 0 < num_bytes <= 4 * MOST_WORDS:
             return None
-        word = found.value * _WORD_OF[found.element_bytes] & 0xFFFFFFFF
+        word = (found.value & ((1 << 8 * found.element_bytes) - 1)) * _WORD_OF[found.element_bytes]
         return Fill(found.address, num_bytes // 4, word)
 
     def before(self, node: int) -> list[int]:
@@ -109,7 +119,7 @@ class GraphDriver:
         """A kernel that fills, behind these nodes."""
         values = (ctypes.c_uint64(fill.address), ctypes.c_uint32(fill.word))
         arguments = (ctypes.c_void_p * 2)(*(ctypes.addressof(each) for each in values))
-        kernel = _Kernel(self._fill(), (1, 1, 1), (fill.num_words, 1, 1), 0, arguments, None)
+        kernel = _Kernel(self._function, (1, 1, 1), (fill.num_words, 1, 1), 0, arguments, None)
         made = ctypes.c_void_p()
         self._call(
             "cuGraphAddKernelNode",
@@ -132,13 +142,6 @@ class GraphDriver:
     def remove(self, node: int) -> None:
         """And whatever connects it."""
         self._call("cuGraphDestroyNode", ctypes.c_void_p(node))
-
-    def _fill(self) -> ctypes.c_void_p:
-        if not self._function:
-            module = ctypes.c_void_p()
-            self._call("cuModuleLoadData", ctypes.byref(module), FILL)
-            self._call("cuModuleGetFunction", ctypes.byref(self._function), module, b"fill_words")
-        return self._function
 
     def _listed(self, name: str, handle: int) -> list[int]:
         count = ctypes.c_size_t()
@@ -163,8 +166,10 @@ def _handles(nodes: Sequence[int]) -> Any:
 
 @functools.cache
 def driver_of(device: int) -> GraphDriver | None:
-    """For graphs of this GPU, which is the current one; None where these calls are not to be had."""
+    """For graphs of this GPU, which is the current one; None where its driver does not have what it takes."""
     try:
-        return GraphDriver()
-    except OSError:
+        driver = GraphDriver(ctypes.CDLL(_LIBRARY))
+        driver.load()
+    except (OSError, GraphError):
         return None
+    return driver

@@ -200,17 +200,18 @@ class RowMoves:
     def pick_urgent(self, flight: InFlightBatch[B], lookups: dict[str, Lookup]) -> UrgentGradients:
         """The gradients that the next batch depends on, picked out of those of a batch."""
         picked = UrgentGradients([], [], {})
-        for name, table in flight.tables.items():
-            grad = record_stream(lookups[name].gradient())
-            subset = table.urgent
-            if subset is None:
-                subset = self._for_update(table.request.whole(), name)
-                whole = subset.relay is None
-                picked.values.append(grad if whole else grad.index_select(0, record_stream(subset.index)))
-            else:
-                picked.left[name] = grad
-                picked.values.append(grad.index_select(0, record_stream(subset.index)))
-            picked.subsets.append(subset)
+        with compute("pick gradients"):
+            for name, table in flight.tables.items():
+                grad = record_stream(lookups[name].gradient())
+                subset = table.urgent
+                if subset is None:
+                    subset = self._for_update(table.request.whole(), name)
+                    whole = subset.relay is None
+                    picked.values.append(grad if whole else grad.index_select(0, record_stream(subset.index)))
+                else:
+                    picked.left[name] = grad
+                    picked.values.append(grad.index_select(0, record_stream(subset.index)))
+                picked.subsets.append(subset)
         return picked
 
     def send_urgent(

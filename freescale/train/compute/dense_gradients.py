@@ -183,7 +183,7 @@ def _over_transport(transport: Transport, gate: Gate) -> Hook:
 
 
 def _queued(transport: Transport, gate: Gate, sums: Sums, device: torch.device) -> Hook:
-    """Where waiting only queues, on streams of a GPU: whole sums at once, beside the backward and what follows."""
+    """Where waiting only queues, on streams of a GPU: sums beside the backward and what follows."""
     queued = QueuedSums(transport, gate, device) if device.type == "cuda" else None
 
     def all_reduce_hook(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -226,8 +226,8 @@ class QueuedSums:
         """Add up in place, behind what the current stream was given; what waits for it and all before it."""
         with self._gate.urgent(Deadline.DENSE_GRADIENTS):
             arriving = start_all_reduce(self._transport, values)
-            self.finish()
-            newest = self._newest = _Adding(values, arriving)
+        self.finish()
+        newest = self._newest = _Adding((values, arriving))
 
         def wait() -> None:
             if newest is self._newest:
@@ -240,11 +240,12 @@ class QueuedSums:
     def finish(self) -> None:
         """Queue the rest of what was started last, which would do so itself before the next one."""
         newest, self._newest = self._newest, None
-        if newest is None:
+        if newest is None or newest.parts is None:
             return
+        # Whoever waits keeps the moment alone: what came from other ranks takes as much memory as all gradients.
+        (values, arriving), newest.parts = newest.parts, None
         with self._gate.urgent(Deadline.DENSE_GRADIENTS), torch.cuda.stream(self._stream):
-            newest.values.copy_(newest.arriving.wait())
-        # Ids that the update of rows waits for stand behind it.
+            values.copy_(arriving.wait())
         newest.added = self._stream.record_event()
         self._gate.queued(Deadline.DENSE_GRADIENTS, newest.added)
 
@@ -256,10 +257,9 @@ class QueuedSums:
 
 @dataclass
 class _Adding:
-    """Values whose parts are on their way, and the moment at which their sum is in their place."""
+    """Values and their parts on the way, until the rest is queued; then the moment at which their sum is in place."""
 
-    values: Tensor
-    arriving: Pending
+    parts: tuple[Tensor, Pending] | None
     added: torch.cuda.Event | None = None
 
 
@@ -270,7 +270,7 @@ class FlatSum:
         group: of all ranks.
         device: where the gradients are.
         kind: the transport where the group does not add up itself.
-        gate: shut while they travel.
+        gate: shut while they travel, or are queued to streams that know by themselves what is more urgent.
         timeout_s: how long to wait for another rank.
     """
 
@@ -325,11 +325,15 @@ class FlatSum:
             gate.open(Deadline.DENSE_GRADIENTS)
         return lambda: None
 
+    def finish(self) -> None:
+        """No other will follow soon: queue all that is left to do of those under way."""
+        if self._queued is not None:
+            self._queued.finish()
+
     def forget(self) -> None:
         """Somebody waits for each of those under way."""
         self._waits = []
-        if self._queued is not None:
-            self._queued.finish()
+        self.finish()
 
     def wait(self) -> None:
         """Let the current stream wait for the sums, which are where the values were."""

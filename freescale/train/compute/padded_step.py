@@ -109,6 +109,7 @@ class PaddedStep:
         if self.compute.later is None and self._flat_sum is not None:
             self._timer.handed_over()
             self._flat_sum.start(self.compute.flat)
+            self._flat_sum.finish()  # beside what rows keep this thread waiting for
         return loss, captured
 
     def compute_later(self) -> None:

@@ -141,11 +141,13 @@ class PieceSums:
             own = [
                 (param, place) for param, place in zip(piece.params, piece.places) if param.grad is not None
             ]
-            if own:
-                params, places = zip(*own)
-                used = piece._replace(params=params, places=places)
-                # Replays are cut by whole pieces, whatever of them is used.
-                self._late.leave(used, lr=lr, layer=self._late.layer_of(piece.params))
+            if not own:
+                piece.wait()  # nobody else will, and the next step writes to the same place
+                continue
+            params, places = zip(*own)
+            used = piece._replace(params=params, places=places)
+            # Replays are cut by whole pieces, whatever of them is used.
+            self._late.leave(used, lr=lr, layer=self._late.layer_of(piece.params))
         return True
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.kernels.runtime.graph_driver import Fill, GraphError, driver_of
+from freescale.kernels.runtime.graph_driver import Fill, GraphDriver, GraphError, driver_of
 from freescale.kernels.runtime.graph_fills import fill_by_kernels, finish_graph
 
 
@@ -79,7 +81,7 @@ def test_the_order_of_all_work_is_kept(drawn: tuple[list[set[int]], set[int], se
     before, fills, refused = drawn
     graph = Graph(before, fills, refused=refused)
     wanted = graph.order()
-    count = fill_by_kernels(0, graph)
+    count = fill_by_kernels(0, graph)  # type: ignore[arg-type]
     assert graph.order() == wanted
     assert count == len(fills - refused)
     kernels = [graph.stands_for[node] for node in graph.waits if node in graph.stands_for]
@@ -87,22 +89,64 @@ def test_the_order_of_all_work_is_kept(drawn: tuple[list[set[int]], set[int], se
     assert fills & set(graph.waits) == fills & refused
 
 
+class Library:
+    """A driver with one memset."""
+
+    def __init__(self, **memset: int) -> None:
+        self._memset = memset
+
+    def cuGraphNodeGetType(self, node: Any, kind: Any) -> int:  # noqa: N802
+        kind._obj.value = 2
+        return 0
+
+    def cuGraphMemsetNodeGetParams(self, node: Any, params: Any) -> int:  # noqa: N802
+        for name, value in self._memset.items():
+            setattr(params._obj, name, value)
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("memset", "fill"),
+    [
+        ({"element_bytes": 1, "width": 8, "value": 0xAB}, Fill(64, 2, 0xABABABAB)),
+        ({"element_bytes": 1, "width": 4, "value": 0xFFFFFFFF}, Fill(64, 1, 0xFFFFFFFF)),
+        ({"element_bytes": 2, "width": 2, "value": 0x1234}, Fill(64, 1, 0x12341234)),
+        ({"element_bytes": 4, "width": 3, "value": 0x12345678}, Fill(64, 3, 0x12345678)),
+        ({"element_bytes": 1, "width": 6, "value": 0}, None),
+        ({"element_bytes": 4, "width": 1025, "value": 0}, None),
+        ({"element_bytes": 4, "width": 1, "value": 0, "height": 2}, None),
+        ({"element_bytes": 4, "width": 1, "value": 0, "address": 66}, None),
+    ],
+)
+def test_a_memset_is_told_by_words(memset: dict[str, int], fill: Fill | None) -> None:
+    driver = GraphDriver(Library(**{"address": 64, "height": 1, **memset}))
+    assert driver.fill_of(1) == fill
+
+
+def test_a_driver_without_these_calls_refuses() -> None:
+    driver: Any = GraphDriver(object())
+    with pytest.raises(GraphError, match="no cuModuleLoadData"):
+        driver.load()
+    assert fill_by_kernels(0, driver) == 0
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_recorded_graph_has_no_small_memset_and_the_same_results() -> None:
     words = torch.full((3,), 7, dtype=torch.int32, device="cuda")
-    numbers = torch.ones(
-        1 << 24, device="cuda"
-    )  # so many are added up by several blocks, which count each other
+    # So many are added up by several blocks, which count each other.
+    numbers = torch.ones(1 << 24, device="cuda")
     large = torch.ones(4096, device="cuda")
     a = torch.randn(2048, 512, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(512, 1024, device="cuda", dtype=torch.bfloat16)
     expected = a @ b
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    library, graph = ctypes.CDLL("libcuda.so.1"), torch.cuda.CUDAGraph(keep_graph=True)
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         words.add_(1)
-        words[:2].zero_()
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        size = ctypes.c_size_t(8)
+        assert not library.cuMemsetD8Async(ctypes.c_uint64(words.data_ptr()), 0x12, size, stream)
         words.add_(1)
         large.zero_()
         product = a @ b
@@ -118,7 +162,7 @@ def test_a_recorded_graph_has_no_small_memset_and_the_same_results() -> None:
         large.fill_(1)
         graph.replay()
         torch.cuda.synchronize()
-        assert words.tolist() == [1, 1, 7 + 2 * turn]
+        assert words.tolist() == [0x12121213, 0x12121213, 7 + 2 * turn]
         assert not large.any()
         assert torch.equal(product, expected)
         assert float(total) == 1 << 24

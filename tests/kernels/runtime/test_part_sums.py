@@ -25,7 +25,7 @@ def test_any_type_is_added_up(num_parts: int, count: int, copies: int, dtype: to
     assert torch.equal(sum_parts(parts, copies=copies), expected.repeat(copies))
 
 
-@pytest.mark.parametrize(("num_parts", "count", "copies"), [(4, 2500, 4), (2, 1024, 1), (3, 5, 7)])
+@pytest.mark.parametrize(("num_parts", "count", "copies"), [(4, 2500, 4), (5, 1024, 1), (3, 5, 7)])
 def test_the_kernel_adds_in_the_same_order(num_parts: int, count: int, copies: int) -> None:
     """Large and small numbers in turn: another order has other bits."""
     pytest.importorskip("triton")
