@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from freescale.model.encoders.hstu import HSTU, HSTULayer
 from freescale.train.accounts.timer import StepTimer
 from freescale.train.compute import dense_gradients, late_update, split_backward
 from freescale.train.compute.late_update import BEFORE, LateUpdate, Piece, by_layer, layers_of
+from freescale.train.compute.postponed_pieces import DensePiece, PieceSums
 from freescale.train.loop import train
 from tests.ranks import run_on_ranks
 from tests.small_run import MANY_PIECES, make_run, train_small
@@ -216,3 +218,24 @@ def notices_without_layers(rank: int, folder: Path) -> list[str]:
 def test_an_encoder_that_does_not_say_how_it_calls_its_layers_is_told_what_that_costs(tmp_path: Path):
     told = run_on_ranks(notices_without_layers, 2, tmp_path, timeout=60)[0]
     assert sum("the encoder hstu does not say `calls_layers`" in text for text in told) == 1
+
+
+def test_a_piece_whose_weights_no_loss_depends_on_is_waited_for_at_once() -> None:
+    """Nobody comes to wait for it later, and the next step writes to the same place."""
+    waited: list[str] = []
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    used.grad = torch.zeros(2)
+    left: list[Piece] = []
+    total: Any = SimpleNamespace(
+        start=lambda values: lambda: waited.append(f"{len(values)} numbers"), forget=lambda: None
+    )
+    late: Any = SimpleNamespace(
+        leave=lambda piece, lr, layer: left.append(piece), layer_of=lambda params: BEFORE
+    )
+    timer: Any = SimpleNamespace(handed_over=lambda: None)
+    sums = PieceSums(total, late=late, timer=timer)
+    for param in (used, unused):
+        sums.send(DensePiece(torch.zeros(param.numel()), (param,), (torch.zeros(param.numel()),)))
+    assert sums.leave(lr=torch.ones(()))
+    assert waited == ["3 numbers"]
+    assert [[id(param) for param in piece.params] for piece in left] == [[id(used)]]
