@@ -76,3 +76,12 @@ def test_a_profile_that_measured_two_ranks_says_so_of_four() -> None:
     assert parts["more ranks than were measured"].why == "exchanges were measured on two"
     assert parts["a core for every rank"].why.startswith("2 cores")
     assert not {"more ranks than were measured", "a core for every rank"} & set(found(profile, "fixed:100"))
+
+
+def test_hosts_of_several_ranks_were_not_measured_by_a_profile_of_one() -> None:
+    part = "hosts of several ranks of a machine"
+    alone, many = (found(load_profile("h200"), "fixed:400", ranks=n, cluster="h200") for n in (1, 8))
+    shared = found(replace(load_profile("h200"), shared_by=4), "fixed:400", ranks=4, cluster="h200")
+    assert many[part].state == "extrapolated"
+    assert part not in alone
+    assert part not in shared, "they were measured side by side"
