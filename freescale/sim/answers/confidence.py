@@ -177,7 +177,7 @@ def _assumptions(setting: Setting, num_ranks: int) -> list[Mark]:
         found.append(Mark(part, CALIBRATED if measured else EXTRAPOLATED, why))
     found += _postponed(setting)
     if num_ranks > 1:
-        alone = "one rank was timed, with the machine to itself; what hosts of several take from each other is not known"
+        alone = "one rank was timed, with a machine to itself; what hosts of several take from each other is unknown"
         found.append(Mark("hosts of several ranks of a machine", EXTRAPOLATED, alone))
     if "host" not in str(profile.facts.get("gaps", "")):
         found.append(Mark("gaps between kernels", EXTRAPOLATED, "this profile counts them as compute"))
