@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from freescale.errors import CheckpointError, DataError
 from freescale.exports.chains.version import SHARED_TABLE, SHARING
 from freescale.exports.files.damage import refusals_named
 from freescale.exports.files.file_sums import FILES, sums_of
+from freescale.exports.files.parquet_parts import write_parts
 from freescale.exports.requests.asked_scores import check_pools
 from freescale.exports.served.served_features import ExportFeatures, table_file
 from freescale.exports.served.served_tables import shared_rows, write_table
@@ -161,10 +162,8 @@ def _write_items(
 ) -> None:
     """One row an item: its raw id and its vector, in chunks; whatever encoded it, serving needs the vector alone."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    writer: Any = None
-    try:
+    def parts() -> Iterator[Any]:
         for numbers, vectors in items.catalogue(catalog, chunk=_CHUNK_ITEMS).parts():
             dim = vectors.shape[1]
             index = numbers.cpu().numpy()
@@ -173,12 +172,9 @@ def _write_items(
             if names.words is not None:
                 columns["word"] = names.words.take(pa.array(index))
             columns |= {name: values[index] for name, values in more.items()}
-            table = pa.table(columns)
-            writer = writer or pq.ParquetWriter(path, table.schema)
-            writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
+            yield pa.table(columns)
+
+    write_parts(path, parts())
 
 
 def check_version(manifest: Mapping[str, Any], where: object) -> None:

@@ -9,7 +9,7 @@ kind             all, by number                         is for the map to say: a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from freescale.embedding import (
     learns_ids,
 )
 from freescale.errors import DataError
+from freescale.exports.files.parquet_parts import write_parts
 from freescale.kernels.id_table import SlotLayout
 from freescale.kernels.rows import find_sorted
 
@@ -101,11 +102,10 @@ def shared_rows(id_map: IdMap) -> KeptRows | None:
 def write_table(path: Path, table: EmbeddingTable, kept: KeptRows, words: Any) -> None:
     """One row a vector, behind its id and its word where it has them."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     num_ids = 0 if kept.ids is None else len(kept.ids)
-    writer: Any = None
-    try:
+
+    def parts() -> Iterator[Any]:
         for start in range(0, max(1, len(kept.rows)), _CHUNK_ROWS):
             rows = kept.rows[start : start + _CHUNK_ROWS]
             columns: dict[str, Any] = {}
@@ -119,12 +119,9 @@ def write_table(path: Path, table: EmbeddingTable, kept: KeptRows, words: Any) -
             vectors = as_compute(table.gather(rows.to(table.weight.device))).float().cpu().numpy()
             flat = pa.array(vectors.ravel())
             columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, table.dim)
-            part = pa.table(columns)
-            writer = writer or pq.ParquetWriter(path, part.schema)
-            writer.write_table(part)
-    finally:
-        if writer is not None:
-            writer.close()
+            yield pa.table(columns)
+
+    write_parts(path, parts())
 
 
 class ServedTable:

@@ -10,7 +10,6 @@ in which the training thread would start them; while it runs, that thread starts
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -68,11 +67,10 @@ class UrgentChain(Generic[B]):
         self._queue.check()
         self._moved = Traffic()
         pick = partial(self._pick, flight, following, lookups)
-        if self._side.at_once:
-            # On the stream that computes, ahead of weight gradients: a product of theirs fills a GPU, and a kernel of
-            # another stream, however urgent, begins when that is over.
-            pick = partial(_known, pick())
-        job = self._side.submit(partial(self._run, flight, following, pick, lr))
+        # On the stream that computes, ahead of weight gradients: a product of theirs fills a GPU, and a kernel of
+        # another stream, however urgent, begins when that is over.
+        picked = pick() if self._side.at_once else None
+        job = self._side.submit(lambda: self._run(flight, following, picked or pick(), lr))
         self._under_way = (job, flight, following, lr)
 
     def finish(self) -> Left[B] | None:
@@ -112,17 +110,13 @@ class UrgentChain(Generic[B]):
         self,
         flight: InFlightBatch[B],
         following: InFlightBatch[B],
-        pick: Callable[[], UrgentGradients],
+        picked: UrgentGradients,
         lr: float,
     ) -> dict[str, Tensor]:
         assert following.early is not None
-        left = self._moves.send_urgent(flight, pick(), lr=lr, beside=self._moved)
+        left = self._moves.send_urgent(flight, picked, lr=lr, beside=self._moved)
         with stage("wait for NOL rows", step=following.step + 1, kind="wait"):
             storage = following.early.wait()
             following.copied_by(following)
         self._moves.fetch_late(following, storage, beside=self._moved)
         return left
-
-
-def _known(picked: UrgentGradients) -> UrgentGradients:
-    return picked
