@@ -20,7 +20,7 @@ _PLACES = 65_536
 
 @lru_cache(maxsize=256)
 def owner_loads(
-    ids: IdModel, *, draws: int, other: int, num_ranks: int, which: str, even: bool, seed: int
+    ids: IdModel, *, draws: float, other: float, num_ranks: int, which: str, even: bool, seed: int
 ) -> tuple[float, ...]:
     """What each owner serves, times the mean of all.
 

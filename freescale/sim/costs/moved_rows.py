@@ -124,8 +124,8 @@ def moved_rows(
             moved, shared = asked, asked * ids.shared_occurrences(other)
         of_table = {
             "ids": ids,
-            "draws": round(local * float(asked.mean())),
-            "other": round(other),
+            "draws": local * float(asked.mean()),
+            "other": other,
             "num_ranks": num_ranks,
             "even": even,
             "seed": seed,

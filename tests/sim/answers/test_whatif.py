@@ -117,6 +117,15 @@ def test_more_work_never_speeds_up(features: Features, ranks: int, more: float, 
     assert (after >= before * (1 - 1e-9)).all()
 
 
+def test_a_hair_more_work_makes_no_owner_more_even() -> None:
+    """Draws were rounded: with half of one the busiest owner was a little less busy all at once."""
+    where, features = setting(), Features(balancer="random", prioritized=True, dedup=False, even_owners=False)
+    loads = plan(where, features, num_ranks=4, plan_steps=4)
+    grown = replace(loads, tokens=loads.tokens * (1 + 2**-52))
+    before, after = (end_of(where, features, ranks=4, loads=each) for each in (loads, grown))
+    assert (after >= before * (1 - 1e-12)).all()
+
+
 @examples(8, thorough=200)
 @given(
     balancer=st.sampled_from(["random", "kk_equal", "freescale"]),
