@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ import torch
 
 from freescale.comm.world.shared_gpu.mps import PREFIX
 from freescale.comm.world.shared_gpu.shares import can_share
+from tests.chaos.sandbox import descendants
+from tests.chaos.workload import saved_tensors
 from tests.small_run import MANY_PIECES, SMALL
 
 pytestmark = [
@@ -89,17 +93,64 @@ def test_postponed_gradients_summed_beside_the_next_forward_leave_the_bits_of_th
 
 @pytest.mark.parametrize("transport", ["host_staged", "copy_engine"])
 def test_replays_that_leave_gradients_of_weights_for_later_have_the_bits_of_one_replay(tmp_path, transport):
+    """Weights, moments and tables, over 300 steps of a schedule, in the middle of which a rank is killed."""
     common = ("--virtual-gpus", "2", f"comm.transport={transport}", "pipeline.decide_every=null")
-    common = (*common, *MANY_PIECES, "model.dtype=bfloat16", "balance.refit_every=null")
+    common = (*common, *MANY_PIECES, "model.dtype=bfloat16", "balance.refit_every=null", "run.steps=300")
+    common = (*common, "optim.schedule=cosine", "optim.warmup_steps=50", "run.checkpoint_every=100")
     # An evaluation sees all weights updated; the replay behind it must not update them again.
     common = (*common, "run.eval_every=25", "eval.max_users=16")
-    for postpone in ("on", "off"):
-        train(tmp_path / postpone, *common, "run.steps=80", f"pipeline.postpone={postpone}")
-        assert events(tmp_path / postpone, "step")[-1]["captured"] > 0.5
-    assert losses(tmp_path / "on") == losses(tmp_path / "off")
-    told = " ".join(event["text"] for event in events(tmp_path / "on", "notice"))
+    ours, plain = tmp_path / "on", tmp_path / "off"
+    killed_behind(150, ours, *common, "pipeline.postpone=on")
+    train(ours, *common, "pipeline.postpone=on")
+    train(plain, *common, "pipeline.postpone=off")
+    for folder in (ours, plain):
+        assert events(folder, "step")[-1]["captured"] > 0.5
+    assert len(losses(ours)) == 300
+    assert losses(ours) == losses(plain)
+    learnt, expected = (saved_tensors(folder / "checkpoints" / "step-00000300") for folder in (ours, plain))
+    assert learnt.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(torch.as_tensor(learnt[name]), torch.as_tensor(value)), name
+    told = " ".join(event["text"] for event in events(ours, "notice"))
     assert "plain order" not in told
     assert "weights are updated" not in told
+
+
+def killed_behind(step: int, folder: Path, *keys: str) -> None:
+    """A run of which one rank is killed some steps behind this one; the others end, and say which it was."""
+    command = [sys.executable, "-m", "freescale", "train", *RECIPE, f"run.out={folder}", *keys]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    log = folder / "metrics.jsonl"
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=folder.parent,
+    ) as run:
+        deadline = time.monotonic() + 120
+        while not log.exists() or log.read_text().count('"event": "step"') < step:
+            assert run.poll() is None, run.stderr.read()[-4000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        [victim] = [process for process in descendants(run.pid) if rank_of(process) == "1"]
+        os.kill(victim, signal.SIGKILL)
+        _, said = run.communicate(timeout=60)
+        assert run.returncode != 0
+        assert "rank 1" in said
+    assert 100 <= len(losses(folder)) < 300
+
+
+def rank_of(process: int) -> str | None:
+    """What a process was told; only the ranks themselves run our program."""
+    try:
+        if b"freescale" not in Path(f"/proc/{process}/cmdline").read_bytes():
+            return None
+        told = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return next((each[5:].decode() for each in told if each.startswith(b"RANK=")), None)
 
 
 def test_the_proof_of_one_curve_holds_every_time(tmp_path):
