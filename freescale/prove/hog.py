@@ -1,4 +1,8 @@
-"""A kernel that holds every SM and does nothing: what ends beside it takes none."""
+"""A kernel that holds every SM and does nothing: what ends beside it takes none.
+
+It has to hold all threads of an SM. One that held all shared memory and half of the threads let kernels of the driver in,
+which have no shared memory of their own: copies inside a GPU ended beside it, and wait for a matrix product.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 import torch
 
 _HOG = r"""
-extern "C" __global__ void __launch_bounds__(1024) hog(volatile int* release, volatile int* up, int limit_ms) {
+extern "C" __global__ void __launch_bounds__(1024, 2) hog(volatile int* release, volatile int* up, int limit_ms) {
     extern __shared__ char room[];
     room[threadIdx.x] = 0;
     __syncthreads();
@@ -25,6 +29,10 @@ extern "C" __global__ void __launch_bounds__(1024) hog(volatile int* release, vo
     __syncthreads();
 }
 """
+
+_THREADS = 1024
+_RESERVED = 1024
+"""Bytes of shared memory that CUDA keeps of each block."""
 
 
 def compile_kernel(source: str, name: str) -> Any:
@@ -55,7 +63,7 @@ def _compiled_by_bindings(source: str) -> bytes:
 
 
 class Hog:
-    """A kernel of one block an SM that takes all shared memory and stays until it is released, or its time is over.
+    """A kernel that takes all threads and all shared memory of every SM until it is released, or its time is over.
 
     Compiled and started once at construction: a kernel that is loaded while another spins waits for it.
     """
@@ -63,13 +71,15 @@ class Hog:
     def __init__(self, device: torch.device, *, limit_ms: int = 15_000) -> None:
         facts: Any = torch.cuda.get_device_properties(device)
         self.num_sms = facts.multi_processor_count
-        self._shared = facts.shared_memory_per_block_optin
+        an_sm = facts.max_threads_per_multi_processor // _THREADS
+        self._num_blocks = self.num_sms * an_sm
+        self._shared = facts.shared_memory_per_multiprocessor // an_sm - _RESERVED
         self._limit_ms = limit_ms
         self._kernel: Any = compile_kernel(_HOG, "hog")
         self._kernel.set_shared_memory_config(self._shared)
         self._stream = torch.cuda.Stream(device)
         self._release = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._up = torch.zeros(self.num_sms, dtype=torch.int32, pin_memory=True)
+        self._up = torch.zeros(self._num_blocks, dtype=torch.int32, pin_memory=True)
         self._release.fill_(1)
         self._launch()
         self._stream.synchronize()
@@ -80,11 +90,10 @@ class Hog:
         self._up.zero_()
         self._launch()
         deadline = time.monotonic() + 5
-        while int(self._up.sum()) < self.num_sms:
+        while (up := int(self._up.sum())) < self._num_blocks:
             if time.monotonic() > deadline:
-                held = int(self._up.sum())
                 self.release()
-                raise RuntimeError(f"the hog holds {held} of {self.num_sms} SMs")
+                raise RuntimeError(f"{up} of {self._num_blocks} blocks that hold {self.num_sms} SMs have begun")
 
     @property
     def holds(self) -> bool:
@@ -98,8 +107,8 @@ class Hog:
 
     def _launch(self) -> None:
         self._kernel(
-            grid=(self.num_sms, 1, 1),
-            block=(1024, 1, 1),
+            grid=(self._num_blocks, 1, 1),
+            block=(_THREADS, 1, 1),
             args=[self._release, self._up, self._limit_ms],
             shared_mem=self._shared,
             stream=self._stream,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from freescale.doors import open_door
 
 if TYPE_CHECKING:
+    from freescale.comm.rings.copies_inside import DriverInside
     from freescale.comm.rings.cpu_engine import SharedRings
     from freescale.comm.rings.cuda_driver import CudaDriver, Driver, missing_driver
     from freescale.comm.rings.pinned_flags import PinnedFlags

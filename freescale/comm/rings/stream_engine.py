@@ -158,11 +158,12 @@ class StreamEngine:
         now = torch.cuda.current_stream(self._device)
         for stream in (self._leaving, self._coming):
             stream.wait_stream(now)
-        self._queue(exchange, sent.data_ptr(), received.data_ptr())
         source, target, num_bytes = own
         if num_bytes and not self.stages_own:
+            # While the first rows are still to come.
             copy = (received.data_ptr() + target, sent.data_ptr() + source, num_bytes)
             self._driver.copy([copy], self._coming.cuda_stream)
+        self._queue(exchange, sent.data_ptr(), received.data_ptr())
         events = (self._leaving.record_event(), self._coming.record_event())
         # Their memory is not given to anybody else before these streams have used it.
         for tensor in (sent, received):

@@ -83,6 +83,11 @@ class GroupFacts:
         return len(set(gpus)) < len(gpus)
 
     @property
+    def one_gpu(self) -> bool:
+        """Whether all of them compute on the same GPU."""
+        return self.shared_gpu and len({each.gpu for each in self.ranks}) == 1
+
+    @property
     def unreachable(self) -> tuple[int, int] | None:
         """Two ranks of which the first cannot map the memory of the second's GPU; None if there are none."""
         for a, first in enumerate(self.ranks):

@@ -2,8 +2,8 @@
 
 Every rank has a window (torch's symmetric memory) with a ring of slots for each source; all other ranks map it. Between
 two GPUs such a copy is a copy engine's. The last copy, out of the window into the tensor, stays inside a GPU, and so
-does all of it when ranks share one. Under MPS that, too, is a copy engine's (it ends while a kernel holds every SM:
-benchmarks/sm_free.py); without, it is a kernel, so `sm_free` is False and says why.
+does all of it when ranks share one: there a copy is a kernel, under MPS, too (it does not end while another kernel holds
+every SM: benchmarks/sm_free.py). So `sm_free` is False and says why.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from freescale.comm import Transport, own_group
 from freescale.comm.rings import (
     CudaDriver,
     Driver,
+    DriverInside,
     PinnedFlags,
     Rings,
     RingTransport,
@@ -29,11 +30,16 @@ from freescale.comm.rings import (
     share_memory,
     together,
 )
-from freescale.comm.world import GroupFacts, is_mps_client, other_processes
+from freescale.comm.world import GroupFacts, other_processes
+from freescale.errors import TrainingError
 from freescale.registry import register
 
 # torch refuses ranks that share a GPU unless it is told that this is meant.
 _SHARED_GPU = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+
+
+_SHARED = "ranks share a GPU, and copies inside it are made by kernels"
+_LAST = "copy engines carry rows from GPU to GPU, but the last copy, out of the window, is a kernel"
 
 
 class GpuMappedRings:
@@ -94,11 +100,13 @@ class CopyEngineRoute:
     ) -> Transport:
         """Open it for a group; every rank must call it."""
         control = own_group(group, backend="gloo", timeout_s=timeout_s)
-        driver = driver or CudaDriver(batched=True)
+        gpu, processes = index_of(facts.device), other_processes(facts)
         if facts.shared_gpu:
             os.environ.setdefault(_SHARED_GPU, "1")
-
-        gpu, processes = index_of(facts.device), other_processes(facts)
+        reason = _SHARED if facts.shared_gpu else _LAST
+        if driver is None:
+            driver, fallback = _driver_of(facts, gpu)
+            reason += fallback
 
         def open_rings(rings: Rings) -> GpuMappedRings:
             own, addresses = together(
@@ -121,20 +129,22 @@ class CopyEngineRoute:
             processes=processes,
             timeout_s=timeout_s,
             engine="copies into mapped memory of other GPUs",
-            sm_free=is_mps_client(),
-            reason=_reason(facts),
+            sm_free=False,
+            reason=reason,
             stages_own=False,
         )
         rings = rings or rings_of_gpus(dist.get_world_size(control))
         return RingTransport("copy_engine", engine, control=control, processes=processes, rings=rings)
 
 
-def _reason(facts: GroupFacts) -> str:
-    if is_mps_client():
-        return "under MPS copy engines make all copies, inside a GPU, too"
-    if facts.shared_gpu:
-        return "ranks share a GPU without MPS, and then a copy inside it is a kernel"
-    return "copy engines carry rows from GPU to GPU, but the last copy, out of the window, is a kernel"
+def _driver_of(facts: GroupFacts, gpu: int) -> tuple[Driver, str]:
+    """What queues the copies, and what is to be said of it."""
+    if not facts.one_gpu:
+        return CudaDriver(batched=True), ""
+    try:
+        return DriverInside(gpu), ""
+    except TrainingError as error:
+        return CudaDriver(batched=True), f", each by one of its own ({error.what}: {error.got})"
 
 
 def map_symmetric_memory(

@@ -5,8 +5,7 @@
     GPU ranks, several machines    pinned copies down, gloo in one thread, pinned copies up: experimental,
                                    nobody has run it on two machines with GPUs (host_staged_multinode.py)
 
-No kernel runs for any of it. A copy inside a GPU is a kernel, so rows that stay on their rank are staged as well; but
-under MPS it is not (it ends while a kernel holds every SM: benchmarks/sm_free.py), so there they are spared the detour.
+No kernel runs for any of it. A copy inside a GPU is a kernel, so rows that stay on their rank are staged as well.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from freescale.comm.rings import (
     together,
 )
 from freescale.comm.transports.host_staged_multinode import MultinodeStagedTransport
-from freescale.comm.world import GroupFacts, is_mps_client, other_processes
+from freescale.comm.world import GroupFacts, other_processes
 from freescale.registry import register
 
 
@@ -103,7 +102,7 @@ class HostStagedRoute:
             engine="copy engines to and from pinned memory",
             sm_free=True,
             reason="pinned copies and stream memory operations run beside the SMs",
-            stages_own=not is_mps_client(),
+            stages_own=True,
         )
         rings = rings or rings_of_gpus(dist.get_world_size(control))
         return RingTransport("host_staged", engine, control=control, processes=processes, rings=rings)
