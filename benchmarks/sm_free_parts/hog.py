@@ -27,8 +27,9 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
 
     num_bytes = options.hog_kib << 10
     found, problems = open_all(ranks, options.kinds)
-    rows, counts = rows_of(ranks, num_bytes)
-    wanted = wanted_at(ranks, num_bytes)
+    # Rows that stay on their rank are copied in place, which takes SMs and no link.
+    rows, counts = rows_of(ranks, num_bytes, own=False)
+    wanted = wanted_at(ranks, num_bytes, own=False)
     landing = torch.empty_like(wanted, pin_memory=True)
     for transport in found.values():
         warm_up(transport, ranks, num_bytes)

@@ -32,7 +32,8 @@ class Transport(Protocol):
         num_ranks: of the group.
         rank: this one, within the group.
         engine: what moves the bytes.
-        sm_free: whether no kernel runs on the GPU for an exchange, so that it takes nothing from compute beside it.
+        sm_free: whether no kernel runs on the GPU for rows that travel, so that they take nothing from compute beside
+            them; rows that stay on their rank may be copied in place by one.
         reason: why it was chosen, and why it is free of kernels, or why not.
     """
 

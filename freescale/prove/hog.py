@@ -1,7 +1,7 @@
 """A kernel that holds every SM and does nothing: what ends beside it takes none.
 
-It has to hold all threads of an SM. One that held all shared memory and half of the threads let kernels of the driver in,
-which have no shared memory of their own: copies inside a GPU ended beside it, and wait for a matrix product.
+It has to hold all threads of an SM. One that held all shared memory and half of the threads let kernels of the driver
+in, which have no shared memory of their own: copies inside a GPU ended beside it, and wait for a matrix product.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class Hog:
         while (up := int(self._up.sum())) < self._num_blocks:
             if time.monotonic() > deadline:
                 self.release()
-                raise RuntimeError(f"{up} of {self._num_blocks} blocks that hold {self.num_sms} SMs have begun")
+                raise RuntimeError(
+                    f"{up} of {self._num_blocks} blocks that hold {self.num_sms} SMs have begun"
+                )
 
     @property
     def holds(self) -> bool:

@@ -12,19 +12,27 @@ from freescale.comm.world import Ranks
 from freescale.errors import FreeScaleError
 
 
-def rows_of(ranks: Ranks, num_bytes: int) -> tuple[torch.Tensor, list[int]]:
-    """int32 rows of 64 bytes; each names its source, its target and its place."""
-    count = max(1, num_bytes // 64)
-    place = torch.arange(count * 16, dtype=torch.int32).view(count, 16) % 1000
-    blocks = [place + 1000 * ranks.rank + 100_000 * target for target in range(ranks.num_ranks)]
-    return torch.cat(blocks).to(ranks.device), [count] * ranks.num_ranks
+def rows_of(ranks: Ranks, num_bytes: int, *, own: bool = True) -> tuple[torch.Tensor, list[int]]:
+    """int32 rows of 64 bytes for every rank, itself only with `own`; each names its source, its target, its place."""
+    counts = _counts(ranks, num_bytes, own=own)
+    blocks = [_places(count) + 1000 * ranks.rank + 100_000 * target for target, count in enumerate(counts)]
+    return torch.cat(blocks).to(ranks.device), counts
 
 
-def wanted_at(ranks: Ranks, num_bytes: int) -> torch.Tensor:
+def wanted_at(ranks: Ranks, num_bytes: int, *, own: bool = True) -> torch.Tensor:
     """What must arrive at this rank, on the CPU."""
+    counts = _counts(ranks, num_bytes, own=own)
+    blocks = [_places(count) + 1000 * source + 100_000 * ranks.rank for source, count in enumerate(counts)]
+    return torch.cat(blocks)
+
+
+def _counts(ranks: Ranks, num_bytes: int, *, own: bool) -> list[int]:
     count = max(1, num_bytes // 64)
-    place = torch.arange(count * 16, dtype=torch.int32).view(count, 16) % 1000
-    return torch.cat([place + 1000 * source + 100_000 * ranks.rank for source in range(ranks.num_ranks)])
+    return [count if own or rank != ranks.rank else 0 for rank in range(ranks.num_ranks)]
+
+
+def _places(count: int) -> torch.Tensor:
+    return torch.arange(count * 16, dtype=torch.int32).view(count, 16) % 1000
 
 
 def open_all(ranks: Ranks, kinds: Sequence[str]) -> tuple[dict[str, Transport], dict[str, str]]:

@@ -63,7 +63,6 @@ class SharedRings:
     engine = "shared memory"
     sm_free = True
     reason = "the CPU moves the bytes, through memory all ranks map"
-    stages_own = False
     queued = False
 
     def __init__(self, control: dist.ProcessGroup, *, processes: Processes, timeout_s: float) -> None:

@@ -33,16 +33,14 @@ class Engine(Protocol):
 
     Args:
         engine: what moves the bytes.
-        sm_free: whether no kernel runs for it.
+        sm_free: as of `Transport`.
         reason: why, or why not.
-        stages_own: whether rows that stay on this rank go through slots, too; else the engine copies them itself.
         queued: see `transport.only_queues`.
     """
 
     engine: str
     sm_free: bool
     reason: str
-    stages_own: bool
     queued: bool
 
     def open(self, rings: Rings) -> None:
@@ -57,7 +55,7 @@ class Engine(Protocol):
             exchange: the rounds.
             sent: contiguous rows; `Move` counts its bytes.
             received: room for the rows that come.
-            own: first byte in `sent`, first byte in `received` and size of the rows that stay here.
+            own: first byte in `sent`, first byte in `received` and size of the rows that stay here, copied in place.
         """
 
     def drain(self) -> None:
@@ -145,4 +143,4 @@ class RingTransport:
 
     def _open(self, rings: Rings) -> None:
         self._engine.open(rings)
-        self._planner = Planner(rings, rank=self.rank, stage_own=self._engine.stages_own)
+        self._planner = Planner(rings, rank=self.rank)

@@ -163,17 +163,16 @@ def rings_of_gpus(num_ranks: int) -> Rings:
 
 
 class Planner:
-    """Turns the splits of one rank into rounds, and counts epochs.
+    """Turns the splits of one rank into rounds, and counts epochs. Rows that stay on the rank are in none.
 
     Args:
         rings: where the slots are.
         rank: this rank.
-        stage_own: whether rows that stay on this rank go through slots, too.
     """
 
-    def __init__(self, rings: Rings, *, rank: int, stage_own: bool) -> None:
+    def __init__(self, rings: Rings, *, rank: int) -> None:
         self.rings = rings
-        ahead = range(1, rings.num_ranks + stage_own)
+        ahead = range(1, rings.num_ranks)
         # Rotated, so that in every round each rank is the first target of one other rank.
         targets = [(rank + step) % rings.num_ranks for step in ahead]
         sources = [(rank - step) % rings.num_ranks for step in ahead]

@@ -99,9 +99,8 @@ class StreamEngine:
         processes: of the other ranks.
         timeout_s: how long an exchange may stand still.
         engine: what moves the bytes.
-        sm_free: whether no kernel runs for it.
+        sm_free: as of `Transport`.
         reason: why, or why not.
-        stages_own: whether rows that stay here go through slots, too; a copy inside a GPU is a kernel.
     """
 
     queued = True
@@ -118,9 +117,8 @@ class StreamEngine:
         engine: str,
         sm_free: bool,
         reason: str,
-        stages_own: bool,
     ) -> None:
-        self.engine, self.sm_free, self.reason, self.stages_own = engine, sm_free, reason, stages_own
+        self.engine, self.sm_free, self.reason = engine, sm_free, reason
         self._open_rings, self._driver, self._device = open_rings, driver, device
         self._rank, self._processes, self._timeout_s = rank, processes, timeout_s
         self._mapped: MappedRings | None = None
@@ -149,7 +147,9 @@ class StreamEngine:
         self, exchange: ExchangeRounds, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
     ) -> _Pending:
         """Queue both sides of an exchange behind what the current stream has been given so far."""
-        size = 1 + max(sum(1 + len(each.moves) for each in side) for side in exchange)
+        source, target, num_bytes = own
+        outgoing, incoming = (sum(1 + len(each.moves) for each in side) for side in exchange)
+        size = 1 + max(outgoing, incoming + (num_bytes > 0))
         self._make_room(size)
         self.check()
         self._driver.use(index_of(self._device))
@@ -158,8 +158,7 @@ class StreamEngine:
         now = torch.cuda.current_stream(self._device)
         for stream in (self._leaving, self._coming):
             stream.wait_stream(now)
-        source, target, num_bytes = own
-        if num_bytes and not self.stages_own:
+        if num_bytes:
             # While the first rows are still to come.
             copy = (received.data_ptr() + target, sent.data_ptr() + source, num_bytes)
             self._driver.copy([copy], self._coming.cuda_stream)

@@ -1,4 +1,4 @@
-"""sm_free: a transport that says it takes no SM comes to its end while a kernel holds every one of them."""
+"""sm_free: rows travel by a transport that says it takes no SM while a kernel holds every one of them."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ class SmFree:
         transport = open_transport(ranks, setting, timeout_s=30)
         if isinstance(transport, dict):
             return transport
-        rows, counts = rows_of(ranks, _NUM_BYTES)
-        wanted = wanted_at(ranks, _NUM_BYTES)
+        # Rows that stay on their rank are copied in place, which takes SMs and no link.
+        rows, counts = rows_of(ranks, _NUM_BYTES, own=False)
+        wanted = wanted_at(ranks, _NUM_BYTES, own=False)
         landing = torch.empty_like(wanted, pin_memory=True)
         warm_up(transport, ranks, _NUM_BYTES)
         small, stream = torch.zeros(64, device=ranks.device), torch.cuda.Stream(ranks.device)

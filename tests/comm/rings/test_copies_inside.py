@@ -23,12 +23,12 @@ class Library:
     def __init__(self, *, refuses: str = "") -> None:
         self.refuses, self.kernels, self.launched = refuses, dict[int, bytes](), list[Any]()
 
-    def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:
+    def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:  # noqa: N802
         function._obj.value = 7 + len(self.kernels)
         self.kernels[function._obj.value] = name
         return 0
 
-    def cuLaunchKernel(self, function: Any, *rest: Any) -> int:
+    def cuLaunchKernel(self, function: Any, *rest: Any) -> int:  # noqa: N802
         blocks, copies, _, threads, _, _, shared, stream, arguments, extra = rest
         assert (shared, extra) == (0, None)
         table = struct.unpack(f"={3 * copies}Q", ctypes.string_at(arguments[0], 24 * copies))
@@ -102,7 +102,9 @@ def test_only_ranks_that_all_share_one_gpu_have_it(library: Library) -> None:
         assert fallback == ""
 
 
-def test_a_driver_that_loads_no_kernel_copies_itself_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_loads_no_kernel_copies_itself_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cuda_driver, "load_library", lambda: Library(refuses="cuModuleLoadData"))
     with pytest.raises(TrainingError):
         DriverInside(0)

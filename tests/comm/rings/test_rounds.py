@@ -74,12 +74,12 @@ def test_slots_grow_to_what_a_message_is_cut_into_and_never_shrink(num_bytes: in
 class Machine:
     """All ranks in one process, flags and slots in one array, every single operation in an order of our choice."""
 
-    def __init__(self, rings: Rings, *, stage_own: bool) -> None:
+    def __init__(self, rings: Rings) -> None:
         self.rings = rings
         self.flags = np.full(rings.num_flags, rings.first_epoch, dtype=np.uint32)
         self.slots = np.zeros((rings.num_ranks**2 * rings.num_slots, rings.slot_bytes), dtype=np.uint8)
         self.full: set[int] = set()
-        self.planners = [Planner(rings, rank=r, stage_own=stage_own) for r in range(rings.num_ranks)]
+        self.planners = [Planner(rings, rank=r) for r in range(rings.num_ranks)]
         self.sides: list[deque[tuple[list[Round], np.ndarray, bool]]] = [
             deque() for _ in range(2 * rings.num_ranks)
         ]
@@ -134,7 +134,6 @@ def exchange_all(
     *,
     num_ranks: int,
     num_slots: int,
-    stage_own: bool,
     first_epoch: int,
     exchanges: list[list[list[int]]] | None = None,
 ) -> int:
@@ -143,7 +142,7 @@ def exchange_all(
     rings = Rings(
         num_ranks, slot_bytes=64, num_slots=num_slots, first_epoch=first_epoch, cut=Cut(least=1, most=64)
     )
-    machine = Machine(rings, stage_own=stage_own)
+    machine = Machine(rings)
     # Some ranks run far ahead of others: each starts its exchanges when its turn comes.
     exchanges = exchanges or [random_sizes(rng, num_ranks) for _ in range(rng.randint(1, 5))]
     sent, got = {}, {}
@@ -175,7 +174,7 @@ def exchange_all(
         for rank in range(num_ranks):
             starts = [offsets(row) for row in sizes]
             for source in range(num_ranks):
-                if source == rank and not stage_own:
+                if source == rank:  # copied in place by the engine
                     continue
                 wanted = sent[number, source][starts[source][rank] : starts[source][rank + 1]]
                 first = offsets([row[rank] for row in sizes])[source]
@@ -197,16 +196,15 @@ def many_interleavings(seeds: range, num_ranks: int) -> int:
             seed,
             num_ranks=num_ranks,
             num_slots=rng.choice([1, 2, 8]),
-            stage_own=rng.random() < 0.5,
             first_epoch=rng.choice([0, 5, EPOCHS - 3, EPOCHS // 2 - 2]),
         )
     return done
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_every_interleaving_delivers_every_byte(num_ranks: int) -> None:
     done = many_interleavings(range(400 // num_ranks), num_ranks)
-    assert num_ranks == 1 or done > 5_000
+    assert done > 5_000
 
 
 @pytest.mark.slow
@@ -230,23 +228,22 @@ SIZES = st.integers(2, 3).flatmap(
 
 
 @examples(13, thorough=200)
-@given(SIZES, st.integers(0, 2**32), st.sampled_from([1, 2, 4]), st.booleans())
-@example([[[0, 300], [65, 64]]], 0, 1, True)
+@given(SIZES, st.integers(0, 2**32), st.sampled_from([1, 2, 4]))
+@example([[[0, 300], [65, 64]]], 0, 1)
 def test_an_interleaving_of_sizes_hypothesis_thinks_of(
-    sizes: list[list[list[int]]], seed: int, num_slots: int, own: bool
+    sizes: list[list[list[int]]], seed: int, num_slots: int
 ) -> None:
     exchange_all(
         seed,
         num_ranks=len(sizes[0]),
         num_slots=num_slots,
-        stage_own=own,
         first_epoch=EPOCHS - 1,
         exchanges=sizes,
     )
 
 
 def test_peers_without_bytes_are_signalled_and_not_copied() -> None:
-    planner = Planner(Rings(3), rank=1, stage_own=False)
+    planner = Planner(Rings(3), rank=1)
     exchange = planner.plan(send=[0, 9, 4], receive=[0, 9, 0])
     (outgoing,), (incoming,) = exchange
     rings = planner.rings
@@ -260,7 +257,7 @@ def test_peers_without_bytes_are_signalled_and_not_copied() -> None:
 def test_every_rank_is_the_first_target_of_one_other() -> None:
     firsts = []
     for rank in range(4):
-        exchange = Planner(Rings(4), rank=rank, stage_own=True).plan(send=[1] * 4, receive=[1] * 4)
+        exchange = Planner(Rings(4), rank=rank).plan(send=[1] * 4, receive=[1] * 4)
         first = exchange.outgoing[0].moves[0][0] // (8 * 4)
         assert first == rank
         firsts.append(exchange.outgoing[0].moves[0][0] // 8 % 4)

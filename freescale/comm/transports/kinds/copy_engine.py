@@ -2,8 +2,8 @@
 
 Every rank has a window (torch's symmetric memory) with a ring of slots for each source; all other ranks map it. Between
 two GPUs such a copy is a copy engine's. The last copy, out of the window into the tensor, stays inside a GPU, and so
-does all of it when ranks share one: there a copy is a kernel, under MPS, too (it does not end while another kernel holds
-every SM: benchmarks/sm_free.py). So `sm_free` is False and says why.
+does all of it when ranks share one: there a copy is a kernel, under MPS, too (it does not end while another holds every
+SM: benchmarks/sm_free.py). So `sm_free` is False and says why.
 """
 
 from __future__ import annotations
@@ -131,7 +131,6 @@ class CopyEngineRoute:
             engine="copies into mapped memory of other GPUs",
             sm_free=False,
             reason=reason,
-            stages_own=False,
         )
         rings = rings or rings_of_gpus(dist.get_world_size(control))
         return RingTransport("copy_engine", engine, control=control, processes=processes, rings=rings)

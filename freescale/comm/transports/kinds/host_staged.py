@@ -5,7 +5,8 @@
     GPU ranks, several machines    pinned copies down, gloo in one thread, pinned copies up: experimental,
                                    nobody has run it on two machines with GPUs (host_staged_multinode.py)
 
-No kernel runs for any of it. A copy inside a GPU is a kernel, so rows that stay on their rank are staged as well.
+No kernel runs for rows that travel. Those that stay on their rank are copied in place, which is a kernel; staged as
+well, they took a link that 8 ranks share 8 % of a step longer.
 """
 
 from __future__ import annotations
@@ -101,8 +102,7 @@ class HostStagedRoute:
             timeout_s=timeout_s,
             engine="copy engines to and from pinned memory",
             sm_free=True,
-            reason="pinned copies and stream memory operations run beside the SMs",
-            stages_own=True,
+            reason="pinned copies and stream memory operations run beside the SMs; rows that stay are copied in place",
         )
         rings = rings or rings_of_gpus(dist.get_world_size(control))
         return RingTransport("host_staged", engine, control=control, processes=processes, rings=rings)
