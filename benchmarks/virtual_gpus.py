@@ -133,7 +133,8 @@ def wanted_settings(options: argparse.Namespace) -> list[Setting]:
     if not options.named and not options.brief:
         return settings_of(options.transports)
     named = named_settings(options.transports)
-    return [one for one in named if one.postponed or not one.prioritized] if options.brief else named
+    wanted = [one for one in named if one.postponed or not one.prioritized] if options.brief else named
+    return [one for one in wanted if any(words in one.name for words in options.only.split(","))]
 
 
 def recipe_of(setting: Setting, num_ranks: int, options: argparse.Namespace) -> Recipe:
@@ -304,6 +305,7 @@ def main() -> None:
     parser.add_argument("--transports", help="comma-separated; the first is 'before'")
     parser.add_argument("--named", action="store_true", help="only the rows that tell the whole story")
     parser.add_argument("--brief", action="store_true", help="of these only nothing, balance and everything")
+    parser.add_argument("--only", default="", metavar="WORDS", help="of these rows only those named so: a,b")
     parser.add_argument("--steps", type=int, default=90)
     parser.add_argument("--warmup", type=int, default=57, help="steps left out at the start of every run")
     parser.add_argument("--rounds", type=int, default=2)
