@@ -1,8 +1,8 @@
 """experimental_nccl_zero_sm: NCCL's own transfers without SMs, where the installed versions have them.
 
 Experimental: it has delivered every row between two ranks of one GPU, and what it stands on, puts called as functions
-of NCCL, ends while every SM is held (`benchmarks/nccl_zero_sm.py`). That the transport as a whole does has not been
-seen yet, nor has it run between GPUs. So it is used when a recipe names it; `auto` never takes it.
+of NCCL, starts no kernel of NCCL's (`benchmarks/nccl_zero_sm.py`; inside one GPU the driver's copies are kernels). It has
+not run between GPUs. So it is used when a recipe names it; `auto` never takes it.
 """
 
 from __future__ import annotations
