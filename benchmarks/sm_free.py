@@ -7,6 +7,7 @@ r"""Does an exchange take SMs? Proof, cost and speed of the transports, among ra
         --transports nccl:default,nccl:4,nccl:8,nccl:16,copy_engine,host_staged     # NCCL 2.30 or later: the real thing
     python benchmarks/sm_free.py --part rate         # GB/s and latency by size, against pinned copies
     python benchmarks/sm_free.py --part causes       # flags, waits, events and copies one by one beside compute
+    python benchmarks/sm_free.py --part inside --ranks 8    # what copies inside a GPU wait for, on 16 SMs
     python benchmarks/sm_free.py --device cpu --ranks 2 --part rate --largest-kib 256     # to try it out
 
 Without --part all of them run, in that order. Every part with transports first checks that rows arrive whole.
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from sm_free_parts import causes, contention, hog, profiler, rate
+from sm_free_parts import causes, contention, hog, inside, profiler, rate
 
 from freescale.comm.world.joining import join_ranks
 from freescale.comm.world.launcher import launch
@@ -50,6 +51,7 @@ PARTS: dict[str, Part] = {
     "contention": contention,
     "rate": rate,
     "causes": causes,
+    "inside": inside,
 }
 WHOLE_GPU = {"hog", "contention", "causes"}
 """Parts whose ranks may use every SM: one of them computes, or holds, on the whole GPU."""

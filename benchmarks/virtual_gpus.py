@@ -134,7 +134,8 @@ def wanted_settings(options: argparse.Namespace) -> list[Setting]:
         return settings_of(options.transports)
     named = named_settings(options.transports)
     wanted = [one for one in named if one.postponed or not one.prioritized] if options.brief else named
-    return [one for one in wanted if any(words in one.name for words in options.only.split(","))]
+    words = options.only.split(",")
+    return [one for one in wanted if one is named[0] or any(each in one.name for each in words)]
 
 
 def recipe_of(setting: Setting, num_ranks: int, options: argparse.Namespace) -> Recipe:
@@ -305,7 +306,12 @@ def main() -> None:
     parser.add_argument("--transports", help="comma-separated; the first is 'before'")
     parser.add_argument("--named", action="store_true", help="only the rows that tell the whole story")
     parser.add_argument("--brief", action="store_true", help="of these only nothing, balance and everything")
-    parser.add_argument("--only", default="", metavar="WORDS", help="of these rows only those named so: a,b")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="WORDS",
+        help="of these rows, beside the first, only those named so: a,b",
+    )
     parser.add_argument("--steps", type=int, default=90)
     parser.add_argument("--warmup", type=int, default=57, help="steps left out at the start of every run")
     parser.add_argument("--rounds", type=int, default=2)
@@ -327,6 +333,11 @@ def main() -> None:
             "copy_kernel:16,copy_engine,host_staged" if options.device == "cuda" else "collective,host_staged"
         )
     options.transports = (options.transports or default).split(",")
+    names = [one.name for one in named_settings(options.transports)]
+    if options.only and not (options.named or options.brief):
+        parser.error("--only picks rows of --named or --brief")
+    if unknown := [each for each in options.only.split(",") if not any(each in name for name in names)]:
+        parser.error(f"--only: no row is named {unknown[0]!r}, they are: {'; '.join(names)}")
     rows = measure(options.ranks, options)
     problems = {row["setting"]: row["problem"] for row in rows if "problem" in row}
     if all("problem" in row for row in rows):

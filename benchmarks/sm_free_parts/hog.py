@@ -14,7 +14,7 @@ from freescale.comm.transport import Transport
 from freescale.comm.world.ranks import Ranks
 from freescale.prove.stamped_rows import exchange, open_all, rows_of, synchronize_all, wanted_at, warm_up
 
-CONTROLS = ("a tiny kernel", "a copy kernel of 8 blocks", "symmetric-memory barrier")
+CONTROLS = ("a tiny kernel", "a copy kernel of 8 blocks", "copy_ on the same GPU", "symmetric-memory barrier")
 """What must not finish while every SM is held."""
 
 WAIT_S = 1.0

@@ -1,4 +1,4 @@
-"""Which kernels the profiler links to an exchange."""
+"""Which kernels the profiler links to an exchange; it calls what the driver copies inside a GPU copies, too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     found, problems = open_all(ranks, options.kinds)
-    rows, counts = rows_of(ranks, 1 << 20)
+    rows, counts = rows_of(ranks, 1 << 20, own=False)  # what stays is copied in place, by a kernel
     seen: dict[str, Any] = {}
     for name, transport in found.items():
         warm_up(transport, ranks, 1 << 20)
@@ -33,7 +33,13 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
         copies = [one for one in names if one.startswith(("Memcpy", "Memset"))]
         # The profiler may also tell of waits ("Stream Wait Event", "Context Sync"): nothing runs for them.
         kernels = sorted({one for one in names if one not in copies and not any(w in one for w in WAITS)})
-        seen[name] = {"copies": len(copies), "kernels": kernels, "profiler_saw_anything": bool(names)}
+        inside = [one for one in copies if "DtoD" in one]
+        seen[name] = {
+            "copies": len(copies),
+            "inside": len(inside),
+            "kernels": kernels,
+            "profiler_saw_anything": bool(names),
+        }
     return {"results": seen, "not_available": problems}
 
 
@@ -41,7 +47,8 @@ def show(result: dict[str, Any], options: argparse.Namespace) -> list[str]:
     """A line for each transport."""
     missed = []
     for name, row in result["results"].items():
-        print(f"  {name:<15} {row['copies']:>4} copies, kernels: {', '.join(row['kernels']) or 'none'}")
-        if name == "host_staged" and (row["kernels"] or not row["profiler_saw_anything"]):
+        kernels = ", ".join(row["kernels"]) or "none"
+        print(f"  {name:<15} {row['copies']:>4} copies, {row['inside']} inside the GPU, kernels: {kernels}")
+        if name == "host_staged" and (row["kernels"] or row["inside"] or not row["profiler_saw_anything"]):
             missed.append("host_staged: kernels in the trace, or the profiler saw nothing")
     return missed

@@ -1,7 +1,8 @@
 """A kernel that holds every SM and does nothing: what ends beside it takes none.
 
 It has to hold all threads of an SM. One that held all shared memory and half of the threads let kernels of the driver
-in, which have no shared memory of their own: copies inside a GPU ended beside it, and wait for a matrix product.
+in, by which it copies inside a GPU (most likely they lack the shared memory that CUDA keeps of every block of ours):
+such copies ended beside it, and wait for a matrix product.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 _HOG = r"""
-extern "C" __global__ void __launch_bounds__(1024, 2) hog(volatile int* release, volatile int* up, int limit_ms) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) hog(volatile int* release, volatile int* up, int limit_ms) {
     extern __shared__ char room[];
     room[threadIdx.x] = 0;
     __syncthreads();
@@ -30,7 +31,9 @@ extern "C" __global__ void __launch_bounds__(1024, 2) hog(volatile int* release,
 }
 """
 
-_THREADS = 1024
+_BLOCKS_AN_SM = 2
+"""A block has at most 1,024 threads, and an SM 1,024 to 2,048."""
+
 _RESERVED = 1024
 """Bytes of shared memory that CUDA keeps of each block."""
 
@@ -71,11 +74,11 @@ class Hog:
     def __init__(self, device: torch.device, *, limit_ms: int = 15_000) -> None:
         facts: Any = torch.cuda.get_device_properties(device)
         self.num_sms = facts.multi_processor_count
-        an_sm = facts.max_threads_per_multi_processor // _THREADS
-        self._num_blocks = self.num_sms * an_sm
-        self._shared = facts.shared_memory_per_multiprocessor // an_sm - _RESERVED
+        self._num_blocks = self.num_sms * _BLOCKS_AN_SM
+        self._threads = facts.max_threads_per_multi_processor // _BLOCKS_AN_SM
+        self._shared = facts.shared_memory_per_multiprocessor // _BLOCKS_AN_SM - _RESERVED
         self._limit_ms = limit_ms
-        self._kernel: Any = compile_kernel(_HOG, "hog")
+        self._kernel: Any = compile_kernel(_HOG.replace("THREADS", str(self._threads)), "hog")
         self._kernel.set_shared_memory_config(self._shared)
         self._stream = torch.cuda.Stream(device)
         self._release = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -110,7 +113,7 @@ class Hog:
     def _launch(self) -> None:
         self._kernel(
             grid=(self._num_blocks, 1, 1),
-            block=(_THREADS, 1, 1),
+            block=(self._threads, 1, 1),
             args=[self._release, self._up, self._limit_ms],
             shared_mem=self._shared,
             stream=self._stream,

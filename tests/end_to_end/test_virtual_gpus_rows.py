@@ -56,7 +56,7 @@ def test_a_run_is_saved_before_the_next_is_through(
     monkeypatch.setattr(virtual_gpus, "LOOK_S", 0.01)
     monkeypatch.setattr(virtual_gpus, "train_in_turn", train_in_turn)
     monkeypatch.setattr(virtual_gpus, "read_run", lambda folder, options: dict(row))
-    options = argparse.Namespace(
+    options = argparse.Namespace(only="", 
         save=str(saved), keep=None, device="cpu", time_sliced=False, budget_s=9.0, rounds=1, steps=1, keys=[],
         named=True, brief=False, transports=["collective", "host_staged"],
     )  # fmt: skip

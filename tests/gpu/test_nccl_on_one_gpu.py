@@ -5,12 +5,7 @@ Needs NCCL 2.30 or later, loaded before torch's own: LD_PRELOAD=libnccl.so.2 pyt
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +19,7 @@ from freescale.comm.transports.registry import make_transport
 from freescale.comm.world.nccl_trial import try_shared_nccl
 from freescale.comm.world.shared_gpu.nccl import no_shared_nccl
 from freescale.comm.world.shared_gpu.shares import virtual_gpus
+from tests.gpu.killing import kill_rank_1
 from tests.gpu.test_sm_free_transport import GPU, check, prioritized_bits, rows_for, run_on_gpu
 from tests.small_run import SMALL
 
@@ -35,7 +31,6 @@ pytestmark = [
         reason=f"NCCL: {no_shared_nccl() if torch.cuda.is_available() else 'no GPU'}",
     ),
 ]
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=[2, 4], ids=lambda count: f"{count} ranks")
@@ -133,41 +128,7 @@ def test_a_killed_rank_is_named_within_ten_seconds(tmp_path: Path) -> None:
     """Of a whole training over NCCL, whose kernels wait for the dead rank without an end."""
     out = tmp_path / "run"
     keys = (*SMALL, "run.device=cuda", "run.steps=100000", "run.eval_every=0", "comm.transport=collective")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "freescale", "train", *keys, f"run.out={out}", "--virtual-gpus", "2"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    try:
-        log = out / "metrics.jsonl"
-        deadline = time.monotonic() + 80
-        while time.monotonic() < deadline and (not log.exists() or log.read_text().count('"step"') < 40):
-            time.sleep(0.2)
-        (victim,) = [pid for pid in children(process.pid) if environment_of(pid).get("RANK") == "1"]
-        began = time.monotonic()
-        os.kill(victim, signal.SIGKILL)
-        _, said = process.communicate(timeout=40)
-        assert time.monotonic() - began < 10 + 5  # the MPS daemon is ended, too
-        assert "rank 1 was killed by SIGKILL" in said
-        assert process.returncode != 0
-    finally:
-        process.kill()
-        process.wait()
-
-
-def children(parent: int) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    return dict(word.split("=", 1) for word in words if "=" in word)
+    ended = kill_rank_1((*keys, "--virtual-gpus", "2"), out, behind=40)
+    assert ended.seconds < 10 + 5  # the MPS daemon is ended, too
+    assert "rank 1 was killed by SIGKILL" in ended.said
+    assert ended.code != 0

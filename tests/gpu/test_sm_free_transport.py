@@ -179,10 +179,10 @@ def test_a_killed_rank_is_named_and_nothing_is_left(kind: str, tmp_path: Path) -
 
 
 def no_kernel(rank: int) -> list[str]:
-    """Names of kernels the profiler sees in an exchange."""
+    """Names of kernels the profiler sees in an exchange of rows that travel; copies inside the GPU are kernels."""
     transport: Any = make_transport(dist.group.WORLD, device=GPU, kind="host_staged", timeout_s=60)
-    rows = torch.ones(200_000, 16, device=GPU)
-    counts = [100_000, 100_000]
+    rows = torch.ones(100_000, 16, device=GPU)
+    counts = [0, 100_000] if rank == 0 else [100_000, 0]
     transport.start(rows, send=counts, receive=counts).wait()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -190,9 +190,10 @@ def no_kernel(rank: int) -> list[str]:
         got = pending.wait()
         torch.cuda.synchronize()
     events = [event.name for event in profile.events() if event.device_type.name == "CUDA"]
-    assert float(got.sum()) == 200_000 * 16
+    assert float(got.sum()) == 100_000 * 16
     assert any("Memcpy" in name for name in events), events
-    return [name for name in events if "Mem" not in name and "Event" not in name and "Sync" not in name]
+    beside = ("Memcpy DtoH", "Memcpy HtoD", "Event", "Sync")
+    return [name for name in events if not any(words in name for words in beside)]
 
 
 def test_a_host_staged_exchange_runs_no_kernel() -> None:

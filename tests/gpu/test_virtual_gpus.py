@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +14,8 @@ import torch
 
 from freescale.comm.world.shared_gpu.mps import PREFIX
 from freescale.comm.world.shared_gpu.shares import can_share
-from tests.chaos.sandbox import descendants
 from tests.chaos.workload import saved_tensors
+from tests.gpu.killing import kill_rank_1
 from tests.small_run import MANY_PIECES, SMALL
 
 pytestmark = [
@@ -91,6 +89,7 @@ def test_postponed_gradients_summed_beside_the_next_forward_leave_the_bits_of_th
     assert [event["hr@10"] for event in ours] == [event["hr@10"] for event in plain]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport", ["host_staged", "copy_engine"])
 def test_replays_that_leave_gradients_of_weights_for_later_have_the_bits_of_one_replay(tmp_path, transport):
     """Weights, moments and tables, over 300 steps of a schedule, in the middle of which a rank is killed."""
@@ -100,7 +99,10 @@ def test_replays_that_leave_gradients_of_weights_for_later_have_the_bits_of_one_
     # An evaluation sees all weights updated; the replay behind it must not update them again.
     common = (*common, "run.eval_every=25", "eval.max_users=16")
     ours, plain = tmp_path / "on", tmp_path / "off"
-    killed_behind(150, ours, *common, "pipeline.postpone=on")
+    ended = kill_rank_1((*RECIPE, *common, "pipeline.postpone=on"), ours, behind=150)
+    assert ended.code != 0
+    assert "rank 1" in ended.said
+    assert 150 <= len(losses(ours)) < 300
     train(ours, *common, "pipeline.postpone=on")
     train(plain, *common, "pipeline.postpone=off")
     for folder in (ours, plain):
@@ -114,48 +116,6 @@ def test_replays_that_leave_gradients_of_weights_for_later_have_the_bits_of_one_
     told = " ".join(event["text"] for event in events(ours, "notice"))
     assert "plain order" not in told
     assert "weights are updated" not in told
-
-
-def killed_behind(step: int, folder: Path, *keys: str) -> None:
-    """A run of which one rank is killed some steps behind this one; the others end, and say which it was."""
-    command = [sys.executable, "-m", "freescale", "train", *RECIPE, f"run.out={folder}", *keys]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    log = folder / "metrics.jsonl"
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=folder.parent,
-    ) as run:
-        deadline = time.monotonic() + 120
-        while not log.exists() or log.read_text().count('"event": "step"') < step:
-            assert run.poll() is None, run.stderr.read()[-4000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        [victim] = [each for each in descendants(run.pid) if rank_of(each) == "1" != rank_of(parent_of(each))]
-        os.kill(victim, signal.SIGKILL)
-        _, said = run.communicate(timeout=60)
-        assert run.returncode != 0
-        assert "rank 1" in said
-    assert 100 <= len(losses(folder)) < 300
-
-
-def parent_of(process: int) -> int:
-    """A rank starts helpers, which were told the same; itself it is the launcher's."""
-    return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-def rank_of(process: int) -> str | None:
-    """What a process was told; the daemon of the GPU is not our program."""
-    try:
-        if b"freescale" not in Path(f"/proc/{process}/cmdline").read_bytes():
-            return None
-        told = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    return next((each[5:].decode() for each in told if each.startswith(b"RANK=")), None)
 
 
 def test_the_proof_of_one_curve_holds_every_time(tmp_path):

@@ -24,6 +24,7 @@ from freescale.prove.claims.one_curve import OneCurve
 from freescale.prove.claims.prediction import Prediction
 from freescale.prove.claims.same_bits import SameBits
 from freescale.prove.claims.shared_folder import SharedFolder
+from freescale.prove.claims.sm_free import SmFree
 from freescale.prove.claims.transports import Transports
 from freescale.recipe import load_config
 
@@ -256,6 +257,26 @@ def test_ranks_on_gpus_have_a_sample_for_each_of_their_sms(monkeypatch: pytest.M
 def test_links_are_those_of_the_gpu_or_of_an_h100(hardware: str, device: str, cluster: str) -> None:
     profile: Any = SimpleNamespace(hardware=hardware, device=device)
     assert prediction._cluster_of(profile) == cluster
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "words"),
+    [
+        ({}, "proven", "ended on 1 of 1 ranks"),
+        ({"exchange": False}, "not proven", "ended on 0 of 1 ranks"),
+        ({"exchange": False, "says_sm_free": False}, "not tried", "it takes SMs and says so"),
+        ({"tiny kernel": True}, "not proven", "a tiny kernel ended beside"),
+        # The first hog let those of the driver in: what it proved was nothing.
+        ({"copy inside": True}, "not proven", "a copy inside ended beside"),
+    ],
+)
+def test_nothing_that_takes_an_sm_may_end_beside_one_that_takes_none(changed, status, words):
+    evidence = {"exchange": True, "exchange right": True, "exchange held": True, "right afterwards": True}
+    evidence |= {"tiny kernel": False, "copy inside": False, "holds": True}
+    evidence |= {"says_sm_free": True, "engine": "x", "exchange ms": 1.0, **changed}
+    found, says = judged(SmFree, evidence)
+    assert found == status
+    assert words in says
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,10 @@ from freescale.comm.rings.cuda_driver import Copy, CudaDriver
 MOST_COPIES = 128
 """Kernels take 4 KiB of arguments, a copy is 24 bytes of them."""
 
-_THREADS, _MOST_BLOCKS, _AT_A_TIME = 512, 64, 4
+_THREADS, _MOST_BLOCKS = 512, 64
+_AT_A_TIME = 4
+"""Words that a thread reads before it writes the first, as the kernel has it."""
+
 _TABLE = 24 * MOST_COPIES
 
 # One row of blocks a copy. Each thread reads four words, a grid apart, before it writes the first.

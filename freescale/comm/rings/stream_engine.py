@@ -1,8 +1,11 @@
 """Rounds carried out by two CUDA streams of a rank: one for what leaves, one for what comes. No kernel, no thread.
 
-    caller's stream   ──●──────────────────────────────────────────●── uses the rows
+    caller's stream   ──●─copy what stays here─────────────────────●── uses the rows
                         └> leaving: wait, copy, flag, wait, copy ──┤
                         └> coming:  wait, copy, flag, wait, ... ───┘     ● events, no wait of the CPU
+
+Rows that stay are copied by the caller's stream: a copy inside a GPU is a kernel, and rows that travel would wait
+behind it until a product leaves it an SM.
 
 Each round is one call for its flags (those of the round before are written by it, too) and one for each copy. What
 leaves is queued one round ahead of what comes, so that the first chunk comes in while the second goes out, and so that
@@ -147,9 +150,7 @@ class StreamEngine:
         self, exchange: ExchangeRounds, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
     ) -> _Pending:
         """Queue both sides of an exchange behind what the current stream has been given so far."""
-        source, target, num_bytes = own
-        outgoing, incoming = (sum(1 + len(each.moves) for each in side) for side in exchange)
-        size = 1 + max(outgoing, incoming + (num_bytes > 0))
+        size = 1 + max(sum(1 + len(each.moves) for each in side) for side in exchange)
         self._make_room(size)
         self.check()
         self._driver.use(index_of(self._device))
@@ -158,17 +159,18 @@ class StreamEngine:
         now = torch.cuda.current_stream(self._device)
         for stream in (self._leaving, self._coming):
             stream.wait_stream(now)
-        if num_bytes:
-            # While the first rows are still to come.
-            copy = (received.data_ptr() + target, sent.data_ptr() + source, num_bytes)
-            self._driver.copy([copy], self._coming.cuda_stream)
         self._queue(exchange, sent.data_ptr(), received.data_ptr())
-        events = (self._leaving.record_event(), self._coming.record_event())
+        events = [self._leaving.record_event(), self._coming.record_event()]
+        source, target, num_bytes = own
+        if num_bytes:
+            copy = (received.data_ptr() + target, sent.data_ptr() + source, num_bytes)
+            self._driver.copy([copy], now.cuda_stream)
+            events.append(now.record_event())
         # Their memory is not given to anybody else before these streams have used it.
         for tensor in (sent, received):
-            tensor.record_stream(self._leaving)
-            tensor.record_stream(self._coming)
-        self._ahead.append((size, events))
+            for stream in (now, self._leaving, self._coming):
+                tensor.record_stream(stream)
+        self._ahead.append((size, events[:2]))
         return _Pending(self, received, events)
 
     def drain(self) -> None:

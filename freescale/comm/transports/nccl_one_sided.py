@@ -46,7 +46,7 @@ OpenWindow = Callable[[int, Sequence[int]], Window]
 class _PendingPuts:
     """Rows that come by puts, in one slot of the window.
 
-    Every part is copied to its place among the rows by itself: to join them afterwards would be a kernel, on SMs.
+    Every part is copied to its place among the rows by itself: joined afterwards, rows would be copied twice.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class OneSidedTransport:
         open_window: makes a window, with the other ranks.
         control: a CPU group of these ranks that nothing else uses.
         engine: what moves the bytes.
-        reason: why this way was chosen.
+        reason: why this way was chosen. NCCL starts no kernel; rows are copied into and out of windows by kernels.
     """
 
     name = "experimental_nccl_zero_sm"
-    sm_free = True
+    sm_free = False
 
     def __init__(
         self, open_window: OpenWindow, *, control: dist.ProcessGroup, engine: str, reason: str

@@ -54,7 +54,7 @@ class _Unpadded:
 
 
 class PaddedTransport:
-    """All-to-all of nearly equal messages without SMs; others go by `uneven`, and are counted.
+    """All-to-all of nearly equal messages without kernels of NCCL; others go by `uneven`, and are counted.
 
     Args:
         exchange: the all-to-all of equal blocks.
@@ -66,7 +66,7 @@ class PaddedTransport:
 
     name = "experimental_nccl_zero_sm"
     engine = "NCCL all-to-all by copy engines, messages padded"
-    sm_free = True
+    sm_free = False
 
     def __init__(
         self,

@@ -193,6 +193,13 @@ def _notes(answer: Answer) -> list[str]:
             "Between nodes no SM-free transport has run: there exchanges go by kernels. cluster.sm_free_network=1 asks "
             "what one would give."
         )
+    if word == "GPU" and any(
+        as_shipped(answer.setting, asked, each).sm_free for each in answer.gpus if each > 1
+    ):
+        notes.append(
+            "SM-free in a node: copies between GPUs are taken to be those of copy engines, as CUDA makes them; that "
+            "has not run here. What is copied inside a GPU, out of a window, is a kernel and is left out."
+        )
     if asked.node_dedup and not as_shipped(answer.setting, asked, largest).node_dedup:
         notes.append(
             f"Rows are asked for once a rank: once a node needs deduplication, and several full nodes of "

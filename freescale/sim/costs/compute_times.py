@@ -102,7 +102,7 @@ def _slowing(
     kernels, engines = setting.cluster.sm_kernel_slowdown, setting.cluster.sm_free_slowdown
     factor = engines if sm_free else kernels
     by_rows = beside * (1 - 1 / factor)
-    # Ranks that share a GPU add up by its copy engines.
+    # Ranks that share a GPU add up as their rows travel: by short copies, not by blocks that stay.
     by_sums = dense * (1 - 1 / (engines if setting.profile.shared_by > 1 else kernels))
     return np.minimum(by_rows + by_sums, compute * (max(factor, kernels) - 1))
 

@@ -144,7 +144,11 @@ class Setting:
         return WEIGHTS in self.profile.times or self.weights_share > 0
 
     def is_sm_free(self, features: Features, num_ranks: int) -> bool:
-        """Whether exchanges hold no SM: copy engines do so in a node, and between nodes nothing that has run."""
+        """Whether exchanges hold no SM while they last.
+
+        Copy engines do so in a node, and between nodes nothing that has run. Ranks that share a GPU have short copies,
+        which are kernels, in their place.
+        """
         if self.profile.device == "cpu":
             return False
         in_a_node = num_ranks <= self.cluster.gpus_per_node or self.profile.shared_by > 1

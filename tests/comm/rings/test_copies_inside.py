@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import struct
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,11 +98,13 @@ def facts(*gpus: str) -> GroupFacts:
 
 
 def test_only_ranks_that_all_share_one_gpu_have_it(library: Library) -> None:
-    assert isinstance(copy_engine._driver_of(facts("a", "a"), 0)[0], DriverInside)
+    driver, how = copy_engine._driver_of(facts("a", "a"), 0)
+    assert isinstance(driver, DriverInside)
+    assert "one for all of a round" in how
     for gpus in (("a", "b"), ("a", "a", "b", "b")):
-        driver, fallback = copy_engine._driver_of(facts(*gpus), 0)
+        driver, how = copy_engine._driver_of(facts(*gpus), 0)
         assert type(driver) is cuda_driver.CudaDriver
-        assert fallback == ""
+        assert how == ""
 
 
 def test_a_driver_that_loads_no_kernel_copies_itself_and_that_is_said(
@@ -108,6 +113,19 @@ def test_a_driver_that_loads_no_kernel_copies_itself_and_that_is_said(
     monkeypatch.setattr(cuda_driver, "load_library", lambda: Library(refuses="cuModuleLoadData"))
     with pytest.raises(TrainingError):
         DriverInside(0)
-    driver, fallback = copy_engine._driver_of(facts("a", "a"), 0)
+    driver, how = copy_engine._driver_of(facts("a", "a"), 0)
     assert type(driver) is cuda_driver.CudaDriver
-    assert "cuModuleLoadData" in fallback
+    assert "one for each of them" in how
+    assert "cuModuleLoadData" in how
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_100"])
+def test_the_kernels_can_be_assembled(architecture: str, tmp_path: Path) -> None:
+    assembler = shutil.which("ptxas")
+    if assembler is None:
+        pytest.skip("no ptxas here")
+    written = tmp_path / "kernels.ptx"
+    written.write_text(copies_inside.PTX)
+    command = [assembler, f"-arch={architecture}", str(written), "-o", str(tmp_path / "kernels.cubin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -107,7 +107,7 @@ def test_a_named_transport_is_refused_with_its_reason(
 def test_ranks_that_share_a_gpu_may_name_nccl_from_2_30_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("freescale.comm.world.shared_gpu.nccl.loaded_nccl", lambda: (2, 31, 2))
     assert find_transport_kind("collective").why_not(facts("g0", "g0")) is None
-    assert pick(facts("g0", "g0"))[0] == "copy_engine"  # it takes no SM
+    assert pick(facts("g0", "g0"))[0] == "copy_engine"  # faster inside one GPU
     monkeypatch.setenv("FREESCALE_SHARED_NCCL", "0")
     assert find_transport_kind("collective").why_not(facts("g0", "g0")) == "FREESCALE_SHARED_NCCL=0"
 

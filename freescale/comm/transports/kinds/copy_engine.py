@@ -38,7 +38,7 @@ from freescale.registry import register
 _SHARED_GPU = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
 
-_SHARED = "ranks share a GPU, and copies inside it are made by kernels"
+_SHARED = "ranks share a GPU, and copies inside it are kernels"
 _LAST = "copy engines carry rows from GPU to GPU, but the last copy, out of the window, is a kernel"
 
 
@@ -104,9 +104,10 @@ class CopyEngineRoute:
         if facts.shared_gpu:
             os.environ.setdefault(_SHARED_GPU, "1")
         reason = _SHARED if facts.shared_gpu else _LAST
+        where = "the GPU that the ranks share" if facts.one_gpu else "other GPUs"
         if driver is None:
-            driver, fallback = _driver_of(facts, gpu)
-            reason += fallback
+            driver, how = _driver_of(facts, gpu)
+            reason += how
 
         def open_rings(rings: Rings) -> GpuMappedRings:
             own, addresses = together(
@@ -128,7 +129,7 @@ class CopyEngineRoute:
             rank=facts.rank,
             processes=processes,
             timeout_s=timeout_s,
-            engine="copies into mapped memory of other GPUs",
+            engine=f"copies into mapped memory of {where}",
             sm_free=False,
             reason=reason,
         )
@@ -141,9 +142,9 @@ def _driver_of(facts: GroupFacts, gpu: int) -> tuple[Driver, str]:
     if not facts.one_gpu:
         return CudaDriver(batched=True), ""
     try:
-        return DriverInside(gpu), ""
+        return DriverInside(gpu), ", one for all of a round"
     except TrainingError as error:
-        return CudaDriver(batched=True), f", each by one of its own ({error.what}: {error.got})"
+        return CudaDriver(batched=True), f", one for each of them ({error.what}: {error.got})"
 
 
 def map_symmetric_memory(

@@ -1,8 +1,8 @@
 """experimental_nccl_zero_sm: NCCL's own transfers without SMs, where the installed versions have them.
 
 Experimental: it has delivered every row between two ranks of one GPU, and what it stands on, puts called as functions
-of NCCL, starts no kernel of NCCL's (`benchmarks/nccl_zero_sm.py`; inside one GPU the driver's copies are kernels). It has
-not run between GPUs. So it is used when a recipe names it; `auto` never takes it.
+of NCCL, starts no kernel of NCCL's (`benchmarks/nccl_zero_sm.py`; inside one GPU the driver's copies are kernels). It
+has not run between GPUs. So it is used when a recipe names it; `auto` never takes it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ def nccl_version() -> tuple[int, int, int]:
     return (dist.is_nccl_available() and loaded_nccl()) or (0, 0, 0)
 
 
+_COPIED = "NCCL starts no kernel, but rows are copied into and out of its memory by kernels"
+
+
 @register("transport", "experimental_nccl_zero_sm")
 class NcclZeroSmRoute:
     """GPU ranks, each with its own GPU, where NCCL can move rows without SMs."""
@@ -84,7 +87,8 @@ class NcclZeroSmRoute:
             communicator = OwnCommunicator(facts.rank, len(facts.ranks), share=partial(_share, group=control))
             opened["library"] = lambda size, places: LibraryWindow(communicator, size)
         engine = "NCCL one-sided puts: copy engines in a machine, RDMA by its proxy thread between machines"
-        return OneSidedTransport(opened[route.name], control=control, engine=engine, reason=route.reason)
+        reason = f"{route.reason}; {_COPIED}"
+        return OneSidedTransport(opened[route.name], control=control, engine=engine, reason=reason)
 
 
 def _share(name: bytes, group: dist.ProcessGroup) -> bytes:
@@ -126,7 +130,7 @@ def _build_padded(
         buffers=RegisteredBuffers(quiet, device),
         uneven=CollectiveTransport(members, device=device),
         control=control,
-        reason=reason,
+        reason=f"{reason}; {_COPIED}",
     )
 
 
