@@ -33,7 +33,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from freescale.comm.rings.cuda_driver import Copy, Driver, Word
+from freescale.comm.rings.cuda_driver import Driver, Word
 from freescale.comm.rings.rounds import ExchangeRounds, FlagValue, Rings, Round, reached
 from freescale.comm.world import Processes, RanksEndedError, poll_in_background
 
@@ -97,13 +97,14 @@ class StreamEngine:
 
     Args:
         open_rings: opens slots and flags; every rank calls it with the same rings.
-        driver: queues copies and flags.
+        driver: queues flags, and copies out of tensors.
         device: the GPU.
         processes: of the other ranks.
         timeout_s: how long an exchange may stand still.
         engine: what moves the bytes.
         sm_free: as of `Transport`.
         reason: why, or why not.
+        taking: queues copies into tensors, out of slots and of rows that stay; `driver`, unless it is given.
     """
 
     queued = True
@@ -120,9 +121,11 @@ class StreamEngine:
         engine: str,
         sm_free: bool,
         reason: str,
+        taking: Driver | None = None,
     ) -> None:
         self.engine, self.sm_free, self.reason = engine, sm_free, reason
         self._open_rings, self._driver, self._device = open_rings, driver, device
+        self._taking = taking or driver
         self._rank, self._processes, self._timeout_s = rank, processes, timeout_s
         self._mapped: MappedRings | None = None
         # torch has 32 streams a priority and hands them out in turn: those of the priority that compute does not use
@@ -164,7 +167,7 @@ class StreamEngine:
         source, target, num_bytes = own
         if num_bytes:
             copy = (received.data_ptr() + target, sent.data_ptr() + source, num_bytes)
-            self._driver.copy([copy], now.cuda_stream)
+            self._taking.copy([copy], now.cuda_stream)
             events.append(now.record_event())
         # Their memory is not given to anybody else before these streams have used it.
         for tensor in (sent, received):
@@ -216,12 +219,14 @@ class StreamEngine:
         assert self._mapped is not None
         slots = self._mapped.slots
         self._driver.flags(stream, write=self._words(before), wait=self._words(now.waits))
-        copies: list[Copy]
         if out:
-            copies = [(slots[slot], tensor + first, size) for slot, first, size in now.moves]
+            self._driver.copy(
+                [(slots[slot], tensor + first, size) for slot, first, size in now.moves], stream
+            )
         else:
-            copies = [(tensor + first, slots[slot], size) for slot, first, size in now.moves]
-        self._driver.copy(copies, stream)
+            self._taking.copy(
+                [(tensor + first, slots[slot], size) for slot, first, size in now.moves], stream
+            )
 
     def _words(self, flags: Sequence[FlagValue]) -> list[Word]:
         assert self._mapped is not None

@@ -97,14 +97,15 @@ def facts(*gpus: str) -> GroupFacts:
     return GroupFacts(ranks, 0, torch.device("cuda", 0), "gloo")
 
 
-def test_only_ranks_that_all_share_one_gpu_have_it(library: Library) -> None:
-    driver, how = copy_engine._driver_of(facts("a", "a"), 0)
+def test_what_stays_inside_a_gpu_is_copied_by_it_and_nothing_else(library: Library) -> None:
+    driver, taking, how = copy_engine._drivers_of(facts("a", "a"), 0)
+    assert driver is taking
     assert isinstance(driver, DriverInside)
     assert "one for all of a round" in how
     for gpus in (("a", "b"), ("a", "a", "b", "b")):
-        driver, how = copy_engine._driver_of(facts(*gpus), 0)
+        driver, taking, _ = copy_engine._drivers_of(facts(*gpus), 0)
         assert type(driver) is cuda_driver.CudaDriver
-        assert how == ""
+        assert isinstance(taking, DriverInside)
 
 
 def test_a_driver_that_loads_no_kernel_copies_itself_and_that_is_said(
@@ -113,7 +114,8 @@ def test_a_driver_that_loads_no_kernel_copies_itself_and_that_is_said(
     monkeypatch.setattr(cuda_driver, "load_library", lambda: Library(refuses="cuModuleLoadData"))
     with pytest.raises(TrainingError):
         DriverInside(0)
-    driver, how = copy_engine._driver_of(facts("a", "a"), 0)
+    driver, taking, how = copy_engine._drivers_of(facts("a", "a"), 0)
+    assert driver is taking
     assert type(driver) is cuda_driver.CudaDriver
     assert "one for each of them" in how
     assert "cuModuleLoadData" in how

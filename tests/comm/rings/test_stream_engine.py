@@ -344,6 +344,25 @@ def test_calls_of_one_exchange():
     ]
 
 
+def taken_by(rank: int) -> tuple[list[int], list[int]]:
+    """Bytes copied out of tensors, and into them, where two drivers share the work."""
+    main, driver, taking = install(), FakeDriver(), FakeDriver()
+    copy_engine.map_symmetric_memory = fake_symmetric_memory
+    copy_engine._drivers_of = lambda facts, gpu: (driver, taking, "")  # type: ignore[assignment, return-value]
+    route: Any = find_transport_kind("copy_engine")
+    transport = route.build(dist.group.WORLD, gpu_facts(one_gpu=False), 60.0, rings=Rings(2))
+    send, receive = ([3, 500], [3, 7]) if rank == 0 else ([7, 0], [500, 0])
+    rows = torch.full((sum(send),), float(rank + 1))
+    wanted = torch.cat([torch.full((count,), float(source + 1)) for source, count in enumerate(receive)])
+    check(main, transport.start(rows, send=send, receive=receive), wanted)
+    assert not any(kind == "flags" for kind, *_ in taking.calls)
+    return tuple([call[-1] for call in each.calls if call[0] == "copy"] for each in (driver, taking))  # type: ignore[return-value]
+
+
+def test_copies_that_stay_inside_a_gpu_may_have_a_driver_of_their_own():
+    assert run_on_ranks(taken_by, 2, timeout=100) == [([2000], [28, 12]), ([28], [2000])]
+
+
 def grow(rank: int, kind: str) -> list[int]:
     transport, main, driver = open_fake(kind, slot_bytes=1 << 16)
     sizes = []

@@ -105,8 +105,9 @@ class CopyEngineRoute:
             os.environ.setdefault(_SHARED_GPU, "1")
         reason = _SHARED if facts.shared_gpu else _LAST
         where = "the GPU that the ranks share" if facts.one_gpu else "other GPUs"
+        taking = driver
         if driver is None:
-            driver, how = _driver_of(facts, gpu)
+            driver, taking, how = _drivers_of(facts, gpu)
             reason += how
 
         def open_rings(rings: Rings) -> GpuMappedRings:
@@ -132,19 +133,20 @@ class CopyEngineRoute:
             engine=f"copies into mapped memory of {where}",
             sm_free=False,
             reason=reason,
+            taking=taking,
         )
         rings = rings or rings_of_gpus(dist.get_world_size(control))
         return RingTransport("copy_engine", engine, control=control, processes=processes, rings=rings)
 
 
-def _driver_of(facts: GroupFacts, gpu: int) -> tuple[Driver, str]:
-    """What queues the copies, and what is to be said of it."""
-    if not facts.one_gpu:
-        return CudaDriver(batched=True), ""
+def _drivers_of(facts: GroupFacts, gpu: int) -> tuple[Driver, Driver, str]:
+    """What queues copies out of tensors, what those into them, inside this GPU, and what is to be said of it."""
+    between = CudaDriver(batched=True)
     try:
-        return DriverInside(gpu), ", one for all of a round"
+        inside = DriverInside(gpu)
     except TrainingError as error:
-        return CudaDriver(batched=True), f", one for each of them ({error.what}: {error.got})"
+        return between, between, f", one for each of them ({error.what}: {error.got})"
+    return inside if facts.one_gpu else between, inside, ", one for all of a round"
 
 
 def map_symmetric_memory(
