@@ -36,7 +36,8 @@ def test_a_run_has_the_bits_of_one_stage(tmp_path: Path, id_map: str) -> None:
     for said in run_on_ranks(train_both_ways, 4, id_map, tmp_path, timeout=100):
         two, one = said
         assert two.startswith(
-            "ids travel by two_stage (gloo between nodes, unix sockets inside, no SM used): as the recipe says; "
+            "ids travel by two_stage (gloo between nodes, unix sockets inside, no SM for what travels): "
+            "as the recipe says; "
             "2 nodes of 2: 1 messages between nodes and 1 inside for each exchange of a rank, not 3"
         )
         assert one.startswith("ids travel by collective (gloo")

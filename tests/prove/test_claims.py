@@ -267,7 +267,7 @@ def test_links_are_those_of_the_gpu_or_of_an_h100(hardware: str, device: str, cl
         ({"exchange": False, "says_sm_free": False}, "not tried", "it takes SMs and says so"),
         ({"tiny kernel": True}, "not proven", "a tiny kernel ended beside"),
         # The first hog let those of the driver in: what it proved was nothing.
-        ({"copy inside": True}, "not proven", "a copy inside ended beside"),
+        ({"copy inside": True}, "not proven", "a copy inside the GPU ended beside"),
     ],
 )
 def test_nothing_that_takes_an_sm_may_end_beside_one_that_takes_none(changed, status, words):

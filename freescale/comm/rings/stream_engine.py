@@ -1,16 +1,18 @@
-"""Rounds carried out by two CUDA streams of a rank: one for what leaves, one for what comes. No kernel, no thread.
+"""Rounds carried out by CUDA streams of a rank: one for what leaves, one for what comes, one for what stays. No thread.
 
-    caller's stream   ──●─copy what stays here─────────────────────●── uses the rows
-                        └> leaving: wait, copy, flag, wait, copy ──┤
-                        └> coming:  wait, copy, flag, wait, ... ───┘     ● events, no wait of the CPU
+    caller's stream   ──●──────────────────────────────────────────●── uses the rows
+                        ├> leaving: wait, copy, flag, wait, copy ──┤
+                        ├> coming:  wait, copy, flag, wait, ... ───┤
+                        └> staying: copy ──────────────────────────┘     ● events, no wait of the CPU
 
-Rows that stay are copied by the caller's stream: a copy inside a GPU is a kernel, and rows that travel would wait
-behind it until a product leaves it an SM.
+A copy of rows that stay is a kernel, as all copies inside a GPU are. It waits until a product leaves it an SM; on a
+stream of its own nothing that travels waits behind it, nor does what the caller computes.
 
-Each round is one call for its flags (those of the round before are written by it, too) and one for each copy. What
-leaves is queued one round ahead of what comes, so that the first chunk comes in while the second goes out, and so that
-no wait stands before the flag that another rank's same wait needs: where both streams share a hardware queue, which
-carries out one thing after the other, ranks would wait for each other for ever.
+Each round is one call for its flags (those of the round before are written by it, too) and one for its copies, which
+a driver makes one by one or all together. What leaves is queued one round ahead of what comes, so that the first chunk
+comes in while the second goes out, and so that no wait stands before the flag that another rank's same wait needs:
+where streams share a hardware queue, which carries out one thing after the other, ranks would wait for each other for
+ever.
 
 A stream that waits for a flag waits for ever. So a thread looks, a few times a second, whether what is under way still
 moves. When a rank that is waited for has ended or the time is over, it writes the awaited flags itself: the streams run
@@ -130,7 +132,9 @@ class StreamEngine:
         self._mapped: MappedRings | None = None
         # torch has 32 streams a priority and hands them out in turn: those of the priority that compute does not use
         # are not also somebody else's, whose work would then stand behind a wait for another rank.
-        self._leaving, self._coming = (torch.cuda.Stream(device, priority=-1) for _ in range(2))
+        self._leaving, self._coming, self._staying = (
+            torch.cuda.Stream(device, priority=-1) for _ in range(3)
+        )
         self._under_way: deque[_UnderWay] = deque()
         self._ahead: deque[tuple[int, Sequence[torch.cuda.Event]]] = deque()
         self._num_queued = 0
@@ -152,7 +156,7 @@ class StreamEngine:
     def begin(
         self, exchange: ExchangeRounds, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
     ) -> _Pending:
-        """Queue both sides of an exchange behind what the current stream has been given so far."""
+        """Queue an exchange behind what the current stream has been given so far."""
         size = 1 + max(sum(1 + len(each.moves) for each in side) for side in exchange)
         self._make_room(size)
         self.check()
@@ -160,20 +164,20 @@ class StreamEngine:
         # Before the first call, in which the CPU may come to stand already.
         self._under_way.append(_UnderWay(exchange))
         now = torch.cuda.current_stream(self._device)
-        for stream in (self._leaving, self._coming):
+        source, target, num_bytes = own
+        used = [self._leaving, self._coming, *([self._staying] if num_bytes else [])]
+        for stream in used:
             stream.wait_stream(now)
         self._queue(exchange, sent.data_ptr(), received.data_ptr())
-        events = [self._leaving.record_event(), self._coming.record_event()]
-        source, target, num_bytes = own
         if num_bytes:
             copy = (received.data_ptr() + target, sent.data_ptr() + source, num_bytes)
-            self._taking.copy([copy], now.cuda_stream)
-            events.append(now.record_event())
+            self._taking.copy([copy], self._staying.cuda_stream)
+        events = [stream.record_event() for stream in used]
         # Their memory is not given to anybody else before these streams have used it.
         for tensor in (sent, received):
-            for stream in (now, self._leaving, self._coming):
+            for stream in used:
                 tensor.record_stream(stream)
-        self._ahead.append((size, events[:2]))
+        self._ahead.append((size, events))
         return _Pending(self, received, events)
 
     def drain(self) -> None:

@@ -209,7 +209,7 @@ def with_reason(transport: Transport, why: str) -> Transport:
 
 def describe_transport(transport: Transport) -> str:
     """One line about a transport, for logs."""
-    free = "no SM used" if transport.sm_free else "uses SMs"
+    free = "no SM for what travels" if transport.sm_free else "uses SMs"
     return f"{transport.name} ({transport.engine}, {free}): {transport.reason}"
 
 

@@ -27,8 +27,11 @@ from freescale.registry import register
 WAIT_S = 1.0
 """What is not through by then, beside a kernel that holds every SM, waits for that kernel."""
 _NUM_BYTES = 1 << 20
-_CONTROLS = ("tiny kernel", "copy inside")
-"""What takes an SM; the driver's own kernels once got in where ours did not."""
+_CONTROLS = {
+    "tiny kernel": "SMs were free: a tiny kernel ended beside",
+    "copy inside": "a copy inside the GPU ended beside: the driver's kernels found room, or none makes it here",
+}
+"""What takes an SM, and what it would mean if it ended; the driver's own kernels once got in where ours did not."""
 
 
 @register("claim", "sm_free")
@@ -56,10 +59,10 @@ class SmFree:
         landing = torch.empty_like(wanted, pin_memory=True)
         warm_up(transport, ranks, _NUM_BYTES)
         small, stream = torch.zeros(64, device=ranks.device), torch.cuda.Stream(ranks.device)
-        there = torch.empty_like(small)
+        here, there = torch.empty(2, _NUM_BYTES, dtype=torch.uint8, device=ranks.device)
         tries: dict[str, Callable[[], Any]] = {
             "tiny kernel": lambda: small.add_(1),
-            "copy inside": lambda: there.copy_(small),
+            "copy inside": lambda: there.copy_(here),
             "exchange": lambda: landing.copy_(exchange(transport, rows, counts), non_blocking=True),
         }
         for act in (*tries.values(), *tries.values()):  # every kernel is loaded before one spins
@@ -103,8 +106,7 @@ class SmFree:
         figures = {"says_sm_free": says_free, "ended_on": sum(ended), "ms": seen[0]["exchange ms"]}
         what = f"{seen[0]['engine']}: ended on {sum(ended)} of {len(seen)} ranks while every SM was held"
         if controls:
-            said = f"SMs were free: a {controls[0]} ended beside"
-            return [Finding(setting.case, NOT_PROVEN, said, figures)]
+            return [Finding(setting.case, NOT_PROVEN, _CONTROLS[controls[0]], figures)]
         if not all(each["right afterwards"] for each in seen):
             return [Finding(setting.case, NOT_PROVEN, "wrong rows once the SMs were free again", figures)]
         if not says_free:

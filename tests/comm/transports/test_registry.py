@@ -135,7 +135,7 @@ def test_what_can_be_used_is_not_refused() -> None:
 def test_a_line_for_the_log() -> None:
     alone = make_transport(None)
     assert isinstance(alone, AloneTransport)
-    assert describe_transport(alone) == "alone (none, no SM used): one rank: nothing travels"
+    assert describe_transport(alone) == "alone (none, no SM for what travels): one rank: nothing travels"
 
 
 def test_the_doctor_hears_of_every_route(monkeypatch: pytest.MonkeyPatch) -> None:

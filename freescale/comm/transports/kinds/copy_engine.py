@@ -146,7 +146,9 @@ def _drivers_of(facts: GroupFacts, gpu: int) -> tuple[Driver, Driver, str]:
         inside = DriverInside(gpu)
     except TrainingError as error:
         return between, between, f", one for each of them ({error.what}: {error.got})"
-    return inside if facts.one_gpu else between, inside, ", one for all of a round"
+    if facts.one_gpu:
+        return inside, inside, ", one for all of a round"
+    return between, inside, ", one for all of a round that leave windows"
 
 
 def map_symmetric_memory(
