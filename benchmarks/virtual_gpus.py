@@ -93,12 +93,14 @@ class Setting:
     prioritized: bool
     balanced: bool
     postponed: bool = False
+    sums: str = "auto"
 
     @property
     def name(self) -> str:
         """For a table."""
         words = ["prioritized" if self.prioritized else "plain", "balanced" if self.balanced else "in turn"]
         words[1] += ", postponed" if self.postponed else ""
+        words[1] += "" if self.sums == "auto" else f", sums by {self.sums}"
         return f"{self.transport:<15} {words[0]:<11} {words[1]}"
 
     def keys(self) -> list[str]:
@@ -109,6 +111,7 @@ class Setting:
             f"pipeline.prioritized={str(self.prioritized).lower()}",
             f"balance.enabled={str(self.balanced).lower()}",
             f"pipeline.postpone={'on' if self.postponed else 'off'}",
+            f"comm.sums={self.sums}",
         ]
 
 
@@ -121,10 +124,16 @@ def settings_of(transports: Sequence[str]) -> list[Setting]:
 
 
 def named_settings(transports: Sequence[str]) -> list[Setting]:
-    """Before, balance alone, everything with each SM-free transport, and that with the split backward."""
-    before, *free = transports
-    everything = [Setting(transport, True, True) for transport in free]
-    postponed = [Setting(transport, True, True, postponed=True) for transport in free]
+    """Before, balance alone, everything with each other transport, that with the split backward, and sums elsewhere.
+
+    On a GPU with a link of its own NCCL adds dense gradients up, whatever carries rows. Here ranks share the link to
+    the host, so with rows on it the copies inside the GPU stand for NCCL.
+    """
+    before, *others = transports
+    everything = [Setting(transport, True, True) for transport in others]
+    postponed = [Setting(transport, True, True, postponed=True) for transport in others]
+    if {"host_staged", "copy_engine"} <= set(others):
+        postponed.append(Setting("host_staged", True, True, postponed=True, sums="copy_engine"))
     return [Setting(before, False, False), *everything, *postponed, Setting(before, False, True)]
 
 
@@ -217,13 +226,13 @@ def told(
             setting, turn = wanted[number]
             if number not in named and began(folder / str(number)):
                 named.add(number)
-                print(f"round {turn + 1}  {setting.name:<49} begins", flush=True)
+                print(f"round {turn + 1}  {setting.name:<67} begins", flush=True)
             if (folder / str(number) / "trained").exists():
                 left.remove(number)
                 row = keep(number, folder / str(number))
                 shares = "  ".join(f"{name} {row[name]:.1%}" for name in ("bubble", *CAUSES))
                 print(
-                    f"round {turn + 1}  {setting.name:<49} {row['step_ms']:7.1f} ms  {shares}  "
+                    f"round {turn + 1}  {setting.name:<67} {row['step_ms']:7.1f} ms  {shares}  "
                     f"{row['seconds']:.0f} s",
                     flush=True,
                 )

@@ -252,6 +252,7 @@ def _train_step(
         seed=config.run.seed,
         gate=learner.gate,
         transport=config.comm.transport,
+        sums=config.comm.sums,
         work=sample_work(config, learner.features),
         recorder=stages.capture.recorder,
         tables=stages.capture.tables,

@@ -37,6 +37,14 @@ class CommSection:
         family="transport",
         besides=("auto",),
     )
+    sums: str = key(
+        "auto",
+        "route of dense gradients; auto: the group of the ranks adds them up where it can (NCCL; gloo between "
+        "machines), else they go as rows do",
+        free=True,
+        family="transport",
+        besides=("auto",),
+    )
     dedup: Literal["rank", "node"] = key(
         "rank",
         "rows are asked for, and gradients sent, once a rank; or once a node, by one of its ranks for all of them",
@@ -73,6 +81,8 @@ def tell_unused(config: Config, ranks: Ranks, progress: Progress) -> None:
     """Say what one rank, which has nobody to talk to, makes no use of."""
     if config.comm.dedup == "node" and ranks.num_ranks == 1:
         progress.notice(0, "comm.dedup=node changes nothing on one rank: no row travels")
+    if config.comm.sums != "auto" and ranks.num_ranks == 1:
+        progress.notice(0, f"comm.sums={config.comm.sums} changes nothing on one rank: nothing is added up")
 
 
 def row_channels(config: Config, ranks: Ranks, nodes: NodeGroups | None = None) -> Channels:

@@ -74,6 +74,10 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     if run.ranks.device.type == "cuda":
         for name, reason in slow.items():
             facts["run"][f"{name} rows"] = f"updated operation by operation, not by one kernel: {reason}"
+    if run.ranks.num_ranks > 1 and config.comm.sums != "auto":
+        by = run.train_step.sums_by
+        said = "the group of the ranks" if by is None else describe_transport(by)
+        facts["run"]["dense gradients by"] = said
     if run.ranks.num_ranks > 1 and plans:
         facts["run"]["rows travel by"] = rows_in_words(run.state.embedding)
         asked = expected_ids(config, source, features, num_ranks=run.ranks.num_ranks)

@@ -79,9 +79,12 @@ def open_channel(
     kind: str = "auto",
     timeout_s: float = 600.0,
     why: str = "as the recipe says",
+    key: str = "comm.transport",
 ) -> Transport:
-    """One connection between the ranks of a group that nothing else uses; `why` its kind is named."""
-    transport = make_transport(group, device=device, kind=kind, timeout_s=timeout_s, alone=True, why=why)
+    """One connection between the ranks of a group that nothing else uses; `why` its kind is named, by this `key`."""
+    transport = make_transport(
+        group, device=device, kind=kind, timeout_s=timeout_s, alone=True, why=why, key=key
+    )
     # Connect now, in one order on all ranks; later it would be whichever thread comes first.
     exchange_counts(transport, torch.zeros(transport.num_ranks, dtype=torch.int64, device=device))
     return transport
@@ -109,4 +112,5 @@ def open_ids_channel(
 ) -> Transport:
     """A connection for ids and what is told about them, of ranks whose rows travel by `kind`."""
     way, why = kind_for_ids(group, kind, device=torch.device(device), ids=ids)
-    return open_channel(group, kind=way, timeout_s=timeout_s, why=why)
+    key = "comm.transport" if ids == "auto" else "comm.ids"
+    return open_channel(group, kind=way, timeout_s=timeout_s, why=why, key=key)

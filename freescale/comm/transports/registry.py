@@ -12,8 +12,8 @@ Kinds are files of `kinds/`, or registered from outside (`freescale.registry`), 
         @staticmethod
         def build(group, facts, timeout_s): return MyTransport(group)      # its `name` is "mine"
 
-Then `comm.transport=mine` carries rows, ids, dense gradients and the sums of a step. `auto` takes only what ships and
-has been run on its hardware: nothing from outside, nothing experimental.
+Then `comm.transport=mine` carries rows, ids, dense gradients (unless `comm.sums` names another) and the sums of a step.
+`auto` takes only what ships and has been run on its hardware: nothing from outside, nothing experimental.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TransportKind(Protocol):
         """Open it for a group; every rank must do so at the same moment of its program."""
 
 
-def find_transport_kind(name: str) -> TransportKind:
+def find_transport_kind(name: str, *, key: str = "comm.transport") -> TransportKind:
     """The kind of this name.
 
     Raises:
@@ -54,7 +54,7 @@ def find_transport_kind(name: str) -> TransportKind:
     if name not in names("transport"):
         new = _RENAMED.get(name)
         raise ConfigError(
-            f"comm.transport: there is no transport {name!r}",
+            f"{key}: there is no transport {name!r}",
             allowed=", ".join([AUTO, *names("transport")]),
             next_step=f"it is called {new!r} now" if new else meant("transport", name),
         )
@@ -111,6 +111,7 @@ def make_transport(
     timeout_s: float = 600.0,
     alone: bool = False,
     why: str = "as the recipe says",
+    key: str = "comm.transport",
 ) -> Transport:
     """The transport for a group; None means a single rank. Every rank must call it at the same moment.
 
@@ -121,14 +122,15 @@ def make_transport(
         timeout_s: how long to wait for another rank.
         alone: whether nothing else may use the connection: where it goes on with the group, it gets one of its own.
         why: a kind is named.
+        key: of the recipe, which names it.
     """
     if group is None:
         return AloneTransport()
     if kind != AUTO:
-        find_transport_kind(kind)  # a wrong name is refused before anybody waits for the others
+        find_transport_kind(kind, key=key)  # a wrong name is refused before anybody waits for the others
     facts = gather_facts(group, torch.device(device))
     name, why = pick(facts) if kind == AUTO else (kind, why)
-    transport = open_route(name, group, facts, timeout_s, alone=alone)
+    transport = open_route(name, group, facts, timeout_s, alone=alone, key=key)
     return with_reason(transport, f"auto: {why}" if kind == AUTO else why)
 
 
@@ -179,15 +181,21 @@ def kind_for_ids(
 
 
 def open_route(
-    name: str, group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float, *, alone: bool = False
+    name: str,
+    group: dist.ProcessGroup,
+    facts: GroupFacts,
+    timeout_s: float,
+    *,
+    alone: bool = False,
+    key: str = "comm.transport",
 ) -> Transport:
     """Open a transport, or say what keeps this group from using it."""
     route = find_transport_kind(name)
     problem = route.why_not(facts)
     if problem is not None:
         raise TrainingError(
-            f"comm.transport={name} cannot be used here: {problem}",
-            next_step="comm.transport=auto picks one that can; `freescale doctor` lists them",
+            f"{key}={name} cannot be used here: {problem}",
+            next_step=f"{key}=auto picks one that can; `freescale doctor` lists them",
         )
     if alone and goes_on_with_group(route):
         backend = "gloo" if facts.backend == "none" else facts.backend

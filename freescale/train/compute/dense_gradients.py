@@ -22,6 +22,7 @@ from freescale.comm.world import Ranks, on_one_machine
 
 Hook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]
 
+_AUTO = "auto"
 _ONE_TRIP_BYTES = 1 << 20
 """Between machines, buckets up to this size travel straight to every rank: two round trips, where a ring of gloo takes
 2 (ranks - 1). With 20 ms from machine to machine, 512 kB took 109 ms by the ring on 2 ranks and 341 on 4, straight 54
@@ -33,10 +34,11 @@ class Sums:
 
     Args:
         outlast_backward: gradients are not there before `wait`: until then other things can be done.
+        by: what carries their parts; None: the group adds up.
     """
 
-    def __init__(self, *, outlast_backward: bool = False) -> None:
-        self.outlast_backward = outlast_backward
+    def __init__(self, *, outlast_backward: bool = False, by: Transport | None = None) -> None:
+        self.outlast_backward, self.by = outlast_backward, by
         self._waits: list[Callable[[], object]] = []
 
     def add(self, wait: Callable[[], object]) -> None:
@@ -56,6 +58,7 @@ def reduced_in_backward(
     *,
     timeout_s: float = 600.0,
     kind: str = "auto",
+    sums: str = "auto",
     gate: Gate | None = None,
     handed_over: Callable[[], object] = lambda: None,
     owned: Collection[str] = (),
@@ -63,9 +66,8 @@ def reduced_in_backward(
     """DDP whose buckets are summed, not averaged: the loss is already divided by the global count.
 
     Gradients are there when the sums have been waited for. The gate is shut while a bucket is under way: bulk that has
-    time waits for it. `handed_over` is called for every bucket that this rank is ready to add up. `kind` is the
-    transport where the group does not add up itself. Parameters in `owned` belong to this rank alone and are
-    left as they are.
+    time waits for it. `handed_over` is called for every bucket that this rank is ready to add up. `kind` and `sums` are
+    as in `sums_itself`. Parameters in `owned` belong to this rank alone and are left as they are.
     """
     gate = gate or Gate()
     device = next(model.parameters()).device
@@ -83,36 +85,53 @@ def reduced_in_backward(
             # Weights follow from the seed. Comparing them is for groups that can read the device.
             init_sync=supports_device(group, device),
         )
-    hook, sums = _choose_hook(group, device, gate, kind=kind, timeout_s=timeout_s)
+    hook, under_way = _choose_hook(group, device, gate, kind=kind, sums=sums, timeout_s=timeout_s)
     wrapped.register_comm_hook(None, _reported(hook, handed_over))
-    return wrapped, sums
+    return wrapped, under_way
 
 
 def _choose_hook(
-    group: dist.ProcessGroup, device: torch.device, gate: Gate, *, kind: str, timeout_s: float
+    group: dist.ProcessGroup, device: torch.device, gate: Gate, *, kind: str, sums: str, timeout_s: float
 ) -> tuple[Hook, Sums]:
-    itself = sums_itself(group, device, kind)
+    itself = sums_itself(group, device, kind, sums)
     if itself and device.type == "cuda":
-        sums = Sums(outlast_backward=True)
-        return _over_group(group, gate, sums), sums
-    transport = open_channel(group, device=device, kind=kind, timeout_s=timeout_s)
+        under_way = Sums(outlast_backward=True)
+        return _over_group(group, gate, under_way), under_way
+    transport = open_sums_channel(group, device, kind=kind, sums=sums, timeout_s=timeout_s)
     if itself:
-        sums = Sums(outlast_backward=True)
-        return _between_machines(group, transport, gate, sums), sums
+        under_way = Sums(outlast_backward=True)
+        return _between_machines(group, transport, gate, under_way), under_way
     if only_queues(transport):
-        sums = Sums(outlast_backward=device.type == "cuda")
-        return _queued(transport, gate, sums, device), sums
-    return _over_transport(transport, gate), Sums()
+        under_way = Sums(outlast_backward=device.type == "cuda", by=transport)
+        return _queued(transport, gate, under_way, device), under_way
+    return _over_transport(transport, gate), Sums(by=transport)
 
 
-def sums_itself(group: dist.ProcessGroup, device: torch.device, kind: str) -> bool:
+def sums_itself(group: dist.ProcessGroup, device: torch.device, kind: str, sums: str = _AUTO) -> bool:
     """Whether the group adds gradients up, by NCCL between GPUs and by gloo between machines; else a transport does.
 
     CPU ranks of one machine do without gloo's threads, a group that cannot read the device cannot, and a transport from
-    outside the package carries everything.
+    outside the package carries everything, as one does that is named for sums.
+
+    Args:
+        group: the ranks.
+        device: where their gradients are.
+        kind: how rows travel, and sums unless they have a way of their own.
+        sums: what a recipe names (`comm.sums`).
     """
+    if sums not in (_AUTO, "collective"):
+        return False
     without_gloo = device.type == "cpu" and on_one_machine()
     return supports_device(group, device) and not without_gloo and not is_foreign(kind)
+
+
+def open_sums_channel(
+    group: dist.ProcessGroup, device: torch.device, *, kind: str, sums: str, timeout_s: float
+) -> Transport:
+    """The connection by which parts of sums travel; arguments as in `sums_itself`."""
+    if sums == _AUTO:
+        return open_channel(group, device=device, kind=kind, timeout_s=timeout_s)
+    return open_channel(group, device=device, kind=sums, timeout_s=timeout_s, key="comm.sums")
 
 
 def _dense_bytes(model: nn.Module) -> int:
@@ -269,7 +288,8 @@ class FlatSum:
     Args:
         group: of all ranks.
         device: where the gradients are.
-        kind: the transport where the group does not add up itself.
+        kind: as in `sums_itself`.
+        sums: as in `sums_itself`.
         gate: shut while they travel, or are queued to streams that know by themselves what is more urgent.
         timeout_s: how long to wait for another rank.
     """
@@ -282,17 +302,18 @@ class FlatSum:
         device: torch.device,
         *,
         kind: str,
+        sums: str = _AUTO,
         gate: Gate | None,
         timeout_s: float,
     ) -> None:
         self._group, self._gate = group, gate or Gate()
-        self._itself = sums_itself(group, device, kind)
-        self._transport: Transport | None = None
+        self._itself = sums_itself(group, device, kind, sums)
+        self.by: Transport | None = None
         self._queued: QueuedSums | None = None
         if not self._itself:
-            self._transport = open_channel(group, device=device, kind=kind, timeout_s=timeout_s)
-            if only_queues(self._transport) and device.type == "cuda":
-                self._queued = QueuedSums(self._transport, self._gate, device)
+            self.by = open_sums_channel(group, device, kind=kind, sums=sums, timeout_s=timeout_s)
+            if only_queues(self.by) and device.type == "cuda":
+                self._queued = QueuedSums(self.by, self._gate, device)
         self._waits: list[Callable[[], object]] = []
 
     @property
@@ -310,7 +331,7 @@ class FlatSum:
             return self._queued.start(values)
         gate = self._gate
         gate.shut(Deadline.DENSE_GRADIENTS)
-        if self._transport is None:
+        if self.by is None:
             work = dist.all_reduce(values, group=self._group, async_op=True)
             assert work is not None
             if values.is_cuda:  # see `_over_group`
@@ -320,7 +341,7 @@ class FlatSum:
             self._waits.append(work.wait)
             return work.wait
         try:
-            values.copy_(start_all_reduce(self._transport, values).wait())
+            values.copy_(start_all_reduce(self.by, values).wait())
         finally:
             gate.open(Deadline.DENSE_GRADIENTS)
         return lambda: None

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from freescale.comm import Transport
 from freescale.comm.traffic import Gate
 from freescale.comm.world import Ranks
 from freescale.train.accounts.timer import StepTimer
@@ -25,6 +26,7 @@ class GradientSums(NamedTuple):
         flat: adds up what lies in one piece, as steps of padded batches leave it.
         split: computes gradients of weights after those of rows have left.
         late: updates weights when the next forward reaches them.
+        by: what carries parts of sums; None: the group adds up, or there is one rank.
     """
 
     model: nn.Module
@@ -32,6 +34,7 @@ class GradientSums(NamedTuple):
     flat: FlatSum | None = None
     split: SplitBackward | None = None
     late: LateUpdate | None = None
+    by: Transport | None = None
 
 
 def choose_sums(
@@ -44,16 +47,19 @@ def choose_sums(
     postpone_bytes: int | None,
     clipped: bool,
     transport: str,
+    sums: str,
     gate: Gate | None,
     timer: StepTimer,
 ) -> GradientSums:
     """For a run whose batches are padded or not, with weight gradients that are postponed or not."""
     # A bound on the norm of all gradients must know all of them before the first weight is updated.
     may_be_late = ranks.group is not None and postpone_bytes is not None and not clipped
-    total = sum_of_all(ranks, kind=transport, gate=gate) if padded or postpone_bytes is not None else None
+    outside = padded or postpone_bytes is not None
+    total = sum_of_all(ranks, kind=transport, sums=sums, gate=gate) if outside else None
+    by = None if total is None else total.by
     if padded and total is not None:
         late = LateUpdate(model, optimizer, timer=timer) if may_be_late and total.only_starts else None
-        return GradientSums(model, total, flat=total, late=late)
+        return GradientSums(model, total, flat=total, late=late, by=by)
     if postpone_bytes is not None:
         late = LateUpdate(model, optimizer, timer=timer) if may_be_late else None
         split = SplitBackward(
@@ -63,16 +69,17 @@ def choose_sums(
             timer=timer,
             late=late,
         )
-        return GradientSums(model, split, split=split, late=late)
+        return GradientSums(model, split, split=split, late=late, by=by)
     if ranks.group is not None:
-        wrapped, sums = reduced_in_backward(
+        wrapped, under_way = reduced_in_backward(
             model,
             ranks.group,
             timeout_s=ranks.timeout_s,
             kind=transport,
+            sums=sums,
             gate=gate,
             handed_over=timer.handed_over,
             owned=owned.names,
         )
-        return GradientSums(wrapped, sums)
+        return GradientSums(wrapped, under_way, by=under_way.by)
     return GradientSums(model, Sums())

@@ -132,8 +132,8 @@ def _gradient(param: nn.Parameter) -> Tensor:
     return torch.zeros_like(param) if param.grad is None else param.grad
 
 
-def sum_of_all(ranks: Ranks, *, kind: str, gate: Gate | None) -> FlatSum | None:
+def sum_of_all(ranks: Ranks, *, kind: str, sums: str, gate: Gate | None) -> FlatSum | None:
     """What adds gradients up over these ranks; nothing where there is only one."""
     if ranks.group is None:
         return None
-    return FlatSum(ranks.group, ranks.device, kind=kind, gate=gate, timeout_s=ranks.timeout_s)
+    return FlatSum(ranks.group, ranks.device, kind=kind, sums=sums, gate=gate, timeout_s=ranks.timeout_s)

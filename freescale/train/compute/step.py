@@ -88,7 +88,8 @@ class TrainStep:
         seed: of dropout, whose masks follow from it, step and sample. torch's own random numbers, for modules from
             outside that use them, begin anew from seed, step and rank.
         gate: shut while dense gradients travel.
-        transport: how they travel, and the numbers of a step.
+        transport: how rows travel, and the numbers of a step.
+        sums: how dense gradients do; "auto": the group of the ranks adds them up where it can, else as rows.
         work: what a sequence of a length has to compute, kept with measured times.
         recorder: records steps of padded batches as CUDA graphs; without one batches must not be padded.
         tables: whose rows steps of padded batches read and update by themselves; they then come without rows.
@@ -116,6 +117,7 @@ class TrainStep:
         seed: int = 0,
         gate: Gate | None = None,
         transport: str = "auto",
+        sums: str = "auto",
         work: SampleWork = WHOLE,
         recorder: Recorder | None = None,
         tables: Mapping[str, EmbeddingTable] | None = None,
@@ -133,7 +135,7 @@ class TrainStep:
             model.head, "loss_weights", None
         )
         self._postpone_share = postpone_share
-        sums = choose_sums(
+        chosen = choose_sums(
             model,
             optimizer,
             ranks=ranks,
@@ -142,10 +144,12 @@ class TrainStep:
             postpone_bytes=postpone_bytes,
             clipped=clip_norm is not None,
             transport=transport,
+            sums=sums,
             gate=gate,
             timer=self.timer,
         )
-        self._model, self._sums, self._split, self._late = sums.model, sums.sums, sums.split, sums.late
+        self._model, self._sums, self.sums_by = chosen.model, chosen.sums, chosen.by
+        self._split, self._late = chosen.split, chosen.late
         self._optimizer = optimizer
         self._parameters = [param for group in optimizer.param_groups for param in group["params"]]
         self._ranks, self.transport = ranks, transport
@@ -164,7 +168,7 @@ class TrainStep:
                 model,
                 optimizer,
                 recorder=recorder,
-                sums=sums,
+                sums=chosen,
                 timer=self.timer,
                 precision=self._precision,
                 move_weights=self._move_weights,

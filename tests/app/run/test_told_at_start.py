@@ -15,6 +15,7 @@ from tests.small_run import SMALL
     [
         ("pipeline.postpone=on", "weight gradients in the plain order, not postponed: no embedding traffic"),
         ("comm.dedup=node", "comm.dedup=node changes nothing on one rank"),
+        ("comm.sums=local", "comm.sums=local changes nothing on one rank"),
     ],
 )
 def test_what_is_switched_off_is_said_on_the_terminal_and_in_the_log(key: str, text: str, tmp_path: Path):

@@ -138,7 +138,8 @@ def hand_over(rank: int) -> list[bool]:
     # Futures of torch know no stream that is a thread.
     dense_gradients._done = lambda values: None  # type: ignore[assignment, return-value]
     hook: Callable[..., Any]
-    hook, sums = _choose_hook(dist.group.WORLD, CUDA, Gate(), kind="host_staged", timeout_s=60)  # type: ignore[arg-type]
+    way = {"kind": "host_staged", "sums": "auto"}
+    hook, sums = _choose_hook(dist.group.WORLD, CUDA, Gate(), timeout_s=60, **way)  # type: ignore[arg-type]
     assert isinstance(sums, Sums)
     assert sums.outlast_backward
     found = []
