@@ -1,12 +1,13 @@
-"""Rounds carried out by CUDA streams of a rank: one for what leaves, one for what comes, one for what stays. No thread.
+"""Rounds carried out by two CUDA streams of a rank: one for what leaves, one for what comes. No thread.
 
     caller's stream   ──●──────────────────────────────────────────●── uses the rows
                         ├> leaving: wait, copy, flag, wait, copy ──┤
-                        ├> coming:  wait, copy, flag, wait, ... ───┤
-                        └> staying: copy ──────────────────────────┘     ● events, no wait of the CPU
+                        └> coming:  copy what stays, wait, copy, ──┘     ● events, no wait of the CPU
+                                    flag, wait, ...
 
-A copy of rows that stay is a kernel, as all copies inside a GPU are. It waits until a product leaves it an SM; on a
-stream of its own nothing that travels waits behind it, nor does what the caller computes.
+A copy of rows that stay is a kernel, as all copies inside a GPU are: it waits until a product leaves it an SM. First of
+what comes, it does so while the first rows that travel are still on their way out. On the caller's stream it would hold
+up compute; a third stream a channel would share a hardware queue with another, where eight ranks have 12 each.
 
 Each round is one call for its flags (those of the round before are written by it, too) and one for its copies, which
 a driver makes one by one or all together. What leaves is queued one round ahead of what comes, so that the first chunk
@@ -132,9 +133,7 @@ class StreamEngine:
         self._mapped: MappedRings | None = None
         # torch has 32 streams a priority and hands them out in turn: those of the priority that compute does not use
         # are not also somebody else's, whose work would then stand behind a wait for another rank.
-        self._leaving, self._coming, self._staying = (
-            torch.cuda.Stream(device, priority=-1) for _ in range(3)
-        )
+        self._leaving, self._coming = (torch.cuda.Stream(device, priority=-1) for _ in range(2))
         self._under_way: deque[_UnderWay] = deque()
         self._ahead: deque[tuple[int, Sequence[torch.cuda.Event]]] = deque()
         self._num_queued = 0
@@ -157,26 +156,26 @@ class StreamEngine:
         self, exchange: ExchangeRounds, sent: Tensor, received: Tensor, *, own: tuple[int, int, int]
     ) -> _Pending:
         """Queue an exchange behind what the current stream has been given so far."""
-        size = 1 + max(sum(1 + len(each.moves) for each in side) for side in exchange)
+        source, target, num_bytes = own
+        outgoing, incoming = (sum(1 + len(each.moves) for each in side) for side in exchange)
+        size = 1 + max(outgoing, incoming + (num_bytes > 0))
         self._make_room(size)
         self.check()
         self._driver.use(index_of(self._device))
         # Before the first call, in which the CPU may come to stand already.
         self._under_way.append(_UnderWay(exchange))
         now = torch.cuda.current_stream(self._device)
-        source, target, num_bytes = own
-        used = [self._leaving, self._coming, *([self._staying] if num_bytes else [])]
-        for stream in used:
+        for stream in (self._leaving, self._coming):
             stream.wait_stream(now)
-        self._queue(exchange, sent.data_ptr(), received.data_ptr())
         if num_bytes:
             copy = (received.data_ptr() + target, sent.data_ptr() + source, num_bytes)
-            self._taking.copy([copy], self._staying.cuda_stream)
-        events = [stream.record_event() for stream in used]
+            self._taking.copy([copy], self._coming.cuda_stream)
+        self._queue(exchange, sent.data_ptr(), received.data_ptr())
+        events = (self._leaving.record_event(), self._coming.record_event())
         # Their memory is not given to anybody else before these streams have used it.
         for tensor in (sent, received):
-            for stream in used:
-                tensor.record_stream(stream)
+            tensor.record_stream(self._leaving)
+            tensor.record_stream(self._coming)
         self._ahead.append((size, events))
         return _Pending(self, received, events)
 
