@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from freescale.data.log.log_file import is_log
-from freescale.data.preparing.preparation import prepare
+from freescale.data.preparing.prepared_once import OnChange, prepared_once
 from freescale.data.source import SequenceSource, check_source
 from freescale.data.stored.manifest import DATASET_FILE, is_dataset
 from freescale.data.stored.storage import is_address, local_path, sizes
@@ -41,6 +41,7 @@ def open_source(
     seed: int = 0,
     cache: Path | None = None,
     schema: Mapping[str, Any] | None = None,
+    on_change: OnChange = "refuse",
 ) -> SequenceSource:
     """The data set, checked so that it can be trained on.
 
@@ -51,12 +52,13 @@ def open_source(
         seed: makes another data set where it is made up.
         cache: where a raw file is prepared, once; None refuses raw files.
         schema: features to keep of a raw file.
+        on_change: what to do where another file, or other features, were prepared there.
     """
     found = source_kind(path, kind)
     if options is None and found.options is not None:
         options = found.options()
     if found.ships and found.name == PARQUET:
-        path = _prepared(path, cache, schema)
+        path = _prepared(path, cache, schema, on_change)
     source: SequenceSource = found.make(str(path), options, seed=seed)
     if not found.ships:
         _check_complete(found.name, source)
@@ -65,12 +67,16 @@ def open_source(
     return source
 
 
-def _prepared(path: str | Path, cache: Path | None, schema: Mapping[str, Any] | None) -> str | Path:
+def _prepared(
+    path: str | Path, cache: Path | None, schema: Mapping[str, Any] | None, on_change: OnChange
+) -> str | Path:
     """The folder to read: this one, or where this raw file is prepared, now or by an earlier run."""
     if is_address(path):
-        return _prepared_elsewhere(str(path), cache, schema)
+        if cache is None or DATASET_FILE in sizes(str(path)):
+            return path
+        return prepared_once(path, cache, schema=schema, on_change=on_change)
     path = local_path(path)
-    if not path.exists():
+    if not path.exists() and not (on_change == "keep" and cache is not None and is_dataset(cache)):
         raise DataError(
             "data.path does not exist",
             got=path,
@@ -84,18 +90,7 @@ def _prepared(path: str | Path, cache: Path | None, schema: Mapping[str, Any] | 
             got=path,
             next_step="`freescale prepare INPUT OUT_DIR` makes one",
         )
-    if not is_dataset(cache):
-        prepare(path, cache, schema=schema)
-    return cache
-
-
-def _prepared_elsewhere(address: str, cache: Path | None, schema: Mapping[str, Any] | None) -> str | Path:
-    """The address of a data set, or where raw input from there is prepared."""
-    if DATASET_FILE in sizes(address) or cache is None:
-        return address
-    if not is_dataset(cache):
-        prepare(address, cache, schema=schema)
-    return cache
+    return prepared_once(path, cache, schema=schema, on_change=on_change)
 
 
 def _check_complete(name: str, source: SequenceSource) -> None:

@@ -11,7 +11,7 @@ from freescale.recipe.reading.keys import changed, extra_keys, filled_options, k
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from freescale.data import Examples, SequenceSource, Split
+    from freescale.data import Examples, OnChange, SequenceSource, Split
     from freescale.recipe.config import Config
 
 
@@ -102,8 +102,10 @@ def problems(config: Config) -> list[str]:
     return found
 
 
-def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource:
-    """The data set of a recipe; a raw file is prepared into `cache` first."""
+def build_source(
+    config: Config, *, cache: Path | None = None, on_change: OnChange = "refuse"
+) -> SequenceSource:
+    """The data set of a recipe; a raw file is prepared into `cache` first, and `on_change` when it is another one."""
     import dataclasses
 
     from freescale.data import TemporalSource, open_source, source_kind
@@ -117,6 +119,7 @@ def build_source(config: Config, *, cache: Path | None = None) -> SequenceSource
         seed=config.run.seed,
         cache=cache,
         schema=config.features.extra or None,
+        on_change=on_change,
     )
     if config.data.split == "leave_one_out":
         return source

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from freescale.train.state.resume import Resumed, resume
     from freescale.train.state.run_lock import sole_run
     from freescale.train.state.run_state import load_run, run_tensors
-    from freescale.train.state.same_data import agree_on_data
+    from freescale.train.state.same_data import agree_on_data, data_changes
     from freescale.train.state.saved import best_in, load_tensors, read_meta, saved_in, step_of
     from freescale.train.state.shared_folder import check_shared
     from freescale.train.stop_request import StopRequest, stop_on_sigterm

@@ -26,6 +26,7 @@ from freescale.app.program.own_objects import OwnObjects
 from freescale.app.program.tables import Table, recipe_keys
 from freescale.app.run.opened_run import evaluate_run, export_run
 from freescale.app.run.own_code import check_code
+from freescale.app.run.resume_choice import on_change_of_data
 from freescale.app.run.train_run import train_run
 from freescale.app.unbroken_output import unbroken_output
 from freescale.check import CheckReport, check_listeners
@@ -116,7 +117,11 @@ class Trainer:
         `fit` stops where something was found, unless run.check=warn.
         """
         with self._objects.offered():
-            source = build_source(self.config, cache=self.run_dir / "data")
+            # Whether a run that is there goes on with other input is for `fit` to say.
+            keeps = on_change_of_data(self.run_dir, "auto", new_data=False) == "refuse"
+            source = build_source(
+                self.config, cache=self.run_dir / "data", on_change="keep" if keeps else "renew"
+            )
             device = pick_device(self.config.run.device, local_rank=own_membership().local_rank or 0)
             report = check_code(self.config, source, device) + check_listeners(self._judge, self._sinks)
         self._report = report

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from freescale.app.arguments import say
 from freescale.app.run.own_code import read_own_code
 from freescale.comm.world import one_rank
 from freescale.data import IntArray, is_dataset, names_of_items
@@ -29,6 +30,7 @@ from freescale.train import (
     Progress,
     Run,
     best_in,
+    data_changes,
     default_place,
     kept_facts,
     load_run,
@@ -142,7 +144,10 @@ def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:
     _best_of(run_dir)  # or there is nothing to open
     judged = kept_facts(saved_in(run_dir / "checkpoints")[::-1]).get("protocol")
     run = build_run(config, _source_as_it_was(config), one_rank(device=device), Progress(), judged=judged)
-    return config, run, _load_best(run, run_dir)
+    path = _load_best(run, run_dir)
+    for change in data_changes(read_meta(path), run.state.data):
+        say(f"note   {path} has learnt from other data than data.path holds: {change}")
+    return config, run, path
 
 
 def _load_best(run: Run, run_dir: Path) -> Path:
@@ -175,7 +180,7 @@ def _best_of(run_dir: Path) -> Path:
 def _source_as_it_was(config: Config) -> Any:
     """The data set of a run that was trained; who looks at a run writes nothing into it."""
     cache = Path(config.run.out) / "data"
-    return build_source(config, cache=cache if is_dataset(cache) else None)
+    return build_source(config, cache=cache if is_dataset(cache) else None, on_change="keep")
 
 
 def run_file(run_dir: Path, name: str) -> Path:

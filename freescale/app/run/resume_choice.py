@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from freescale.data import OnChange
 from freescale.errors import CheckpointError, ConfigError
 from freescale.recipe import Config, free_keys, load_config
 from freescale.train import read_meta, saved_in
@@ -26,6 +27,15 @@ def find_checkpoints(out: Path, resume: str) -> list[Path]:
             allowed="auto, never, RUN_DIR or RUN_DIR/checkpoints/step-N",
         )
     return found
+
+
+def on_change_of_data(out: Path, resume: str, *, new_data: bool) -> OnChange:
+    """What a run does where data.path is a raw file, and its folder has another one prepared.
+
+    Who starts over, goes on with new data or has nothing to go on from takes the new one; a run that goes on does not.
+    """
+    goes_on = resume != "never" and not new_data and bool(saved_in(out / "checkpoints"))
+    return "refuse" if goes_on else "renew"
 
 
 def checkpoints_for(out: Path, how: str, config: Config) -> list[Path]:

@@ -11,11 +11,11 @@ from typing import Any
 from freescale import trace
 from freescale.app.arguments import say
 from freescale.app.run.own_code import check_own_code, write_own_code
-from freescale.app.run.resume_choice import check_same_recipe, checkpoints_for
+from freescale.app.run.resume_choice import check_same_recipe, checkpoints_for, on_change_of_data
 from freescale.app.run.run_summary import describe, origin
 from freescale.check import CheckReport
 from freescale.comm.world import Ranks, device_name, from_first, join_ranks, keep_failures_in
-from freescale.data import is_dataset, load_manifest
+from freescale.data import OnChange, load_manifest, when_prepared
 from freescale.errors import TrainingError
 from freescale.model import drawn_by_rank
 from freescale.pages import write_report
@@ -86,7 +86,9 @@ def train_run(
     ):
         with stage("set up"):
             ranks.agree({**same_recipe(config), **start_digests(config), **(agreed or {})}, subject="the run")
-            source = build_source_together(config, ranks)
+            source = build_source_together(
+                config, ranks, on_change=on_change_of_data(out, resume, new_data=new_data)
+            )
             code = check_own_code(config, source, ranks, done=checked)
             if resume == "never":
                 _clear(out, ranks)
@@ -138,23 +140,23 @@ def _check_still_there(out: Path) -> None:
         )
 
 
-def _say_taken(config: Config, cache: Path) -> None:
+def _say_taken(config: Config, cache: Path, *, again: bool) -> None:
     """A raw file that is prepared on the way tells what it was taken for, as `freescale prepare` does."""
-    say(f"prepared {config.data.path} into {cache}")
+    say(f"prepared {config.data.path} into {cache}" + (", in the place of other input" if again else ""))
     for line in load_manifest(cache).get("taken", []):
         say(f"  {line}")
 
 
-def build_source_together(config: Config, ranks: Ranks) -> Any:
+def build_source_together(config: Config, ranks: Ranks, *, on_change: OnChange) -> Any:
     """The data set; rank 0 goes first, because it may have to prepare a raw file."""
     cache = Path(config.run.out) / "data"
     if ranks.is_first:
-        was_there = is_dataset(cache)
-        source = build_source(config, cache=cache)
-        if not was_there and is_dataset(cache):
-            _say_taken(config, cache)
+        before = when_prepared(cache)
+        source = build_source(config, cache=cache, on_change=on_change)
+        if when_prepared(cache) != before:
+            _say_taken(config, cache, again=before is not None)
     ranks.barrier()
-    return source if ranks.is_first else build_source(config, cache=cache)
+    return source if ranks.is_first else build_source(config, cache=cache, on_change="keep")
 
 
 def save_cost_model(run: Run, path: Path, *, name: str) -> None:
