@@ -147,6 +147,8 @@ class Evaluation:
         self.pending = bool(state.get("evaluation_pending", False))
         self.verdict = state.get("verdict")
         other = self.protocol.differences(state.get("protocol"))
+        if self.best.get("metric", self.metric) != self.metric:
+            other.append(f"by {self.best['metric']} there, {self.metric} now")
         if self.best and other:
             self.notices.append(
                 f"the best state so far (step {self.best['step']}) was judged otherwise ({'; '.join(other)}): "

@@ -159,6 +159,10 @@ def test_a_best_state_that_was_judged_otherwise_is_not_held_against_later_ones(t
     assert "max_users: 7 there, None now" in evaluation.notices[0]
     evaluation.load_state(state)
     assert "spared by the filter there" in evaluation.notices[1]
+    by_another = {**state["best"], "metric": "ndcg@1", "value": 0.1}
+    evaluation.load_state({**state, "best": by_another, "protocol": evaluation.protocol.facts()})
+    assert evaluation.best == {}
+    assert "by ndcg@1 there, ndcg@10 now" in evaluation.notices[2]
 
 
 def test_what_the_first_edition_has_judged_stands_where_nobody_repeats():
