@@ -73,6 +73,9 @@ def prepare(
             help="keep items of --items that no event names, to be recommended by their features; or leave them out."
         ),
     ] = "leave",
+    duplicates: Annotated[
+        str, typer.Option(help="keep events with user, item, time and action of one before, or drop them.")
+    ] = "keep",
     user_ids: UserIds = None,
     item_ids: ItemIds = None,
     rewrite: Annotated[
@@ -126,6 +129,7 @@ def prepare(
             user_header=names_in_order(user_columns),
             lacking=lacking,
             new_items=new_items,
+            duplicates=duplicates,
             rewrite=rewrite,
             overwrite=overwrite,
             progress=lambda done, message: bar.update(task, completed=done, description=message),

@@ -22,7 +22,7 @@ from freescale.recipe import (
     table_options,
     token_features,
 )
-from freescale.registry import PYTHON
+from freescale.registry import PYTHON, find
 from freescale.train import Run
 from freescale.version import __version__
 
@@ -58,6 +58,8 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     if features is not None:
         facts["data"]["features"] = features_in_words(config, features)
         facts["tables"] = tables_in_words(run, config, features)
+    elif "action" in source.features and not _may_read_action(run, config):
+        facts["data"]["not read"] = "action: of no schema, and head.kind=ranking alone asks for it without one"
     facts["evaluation"] = evaluation_in_words(run, config)
     for name, layer in moe_layers(run.state.model):
         first, count = layer.dispatch.block(layer.num_experts)
@@ -95,6 +97,12 @@ def rows_in_words(embedding: ShardedEmbedding) -> str:
     between, inside = describe_transport(stages.between), describe_transport(stages.inside)
     count = stages.groups.num_nodes
     return f"once a node, {count} nodes of {stages.inside.num_ranks}: between them {between}; inside {inside}"
+
+
+def _may_read_action(run: Run, config: Config) -> bool:
+    """Whether the head asks for actions, or an encoder from outside may."""
+    ships = find("encoder", config.model.kind).ships
+    return not ships or "action" in run.state.model.head.needs.columns
 
 
 def features_in_words(config: Config, features: BatchFeatures) -> str:

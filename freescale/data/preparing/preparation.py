@@ -19,6 +19,7 @@ from typing import Any
 from freescale.data.columns.bad_lines import STOP
 from freescale.data.columns.ids import IdKind, IdKinds
 from freescale.data.columns.roles import ColumnNames
+from freescale.data.preparing.duplicates import KEEP
 from freescale.data.preparing.feature_writer import LACKING, NEW_ITEMS
 from freescale.data.preparing.grouped_index import Index, index_input
 from freescale.data.preparing.preparation_checks import io_problem
@@ -95,6 +96,7 @@ def prepare(
     user_header: Sequence[str] | None = None,
     lacking: str = LACKING[0],
     new_items: str = NEW_ITEMS[0],
+    duplicates: str = KEEP,
     id_kinds: IdKinds = MappingProxyType({}),
     rewrite: bool = False,
     overwrite: bool = False,
@@ -129,6 +131,8 @@ def prepare(
         lacking: "stop" where these files lack an item or user of the events, or "none": its features are missing.
         new_items: "leave" out items of their file that no event names, or "keep" them: models recommend them by their
             features.
+        duplicates: "keep" events that have user, item, time and action of one before, or "drop" them; they are counted.
+            In Parquet that is read where it is, nobody looks for them.
         id_kinds: "int64", "uint64" or "text" for "user" and "item"; found out where they are not named.
         rewrite: copy histories also where Parquet that is grouped by user could be read as it is.
         overwrite: replace an existing data set.
@@ -155,6 +159,7 @@ def prepare(
         user_header=user_header,
         lacking=lacking,
         new_items=new_items,
+        duplicates=duplicates,
         id_kinds=id_kinds,
         rewrite=rewrite,
         overwrite=overwrite,

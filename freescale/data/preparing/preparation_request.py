@@ -11,6 +11,7 @@ from freescale.data.columns.ids import IdKinds
 from freescale.data.columns.roles import ColumnNames
 from freescale.data.columns.times import TIME_UNITS
 from freescale.data.columns.values import ValueReader
+from freescale.data.preparing.duplicates import DROP, DUPLICATES
 from freescale.data.preparing.feature_writer import KEEP, LACKING, NEW_ITEMS
 from freescale.data.preparing.preparation_checks import (
     check_header,
@@ -47,6 +48,7 @@ class Request:
         id_kinds: of users and items, where they are named.
         lacking: what becomes of owners that their files lack.
         new_items: what becomes of items that no event names.
+        duplicates: what becomes of events that equal one before.
         min_events: of a user that is kept.
         memory: bytes for sorting.
         texts: of items, read.
@@ -67,6 +69,7 @@ class Request:
     id_kinds: IdKinds
     lacking: str
     new_items: str
+    duplicates: str
     min_events: int
     memory: int
     texts: dict[str, str] | None
@@ -102,6 +105,7 @@ def checked_request(
     user_header: Sequence[str] | None,
     lacking: str,
     new_items: str,
+    duplicates: str,
     id_kinds: IdKinds,
     rewrite: bool,
     overwrite: bool,
@@ -111,7 +115,7 @@ def checked_request(
     check_options(format, separator=separator, min_events=min_events, memory_mb=memory_mb)
     check_id_kinds(id_kinds)
     check_header(source, format, header)
-    _check_words(time_unit=time_unit, lacking=lacking, new_items=new_items)
+    _check_words(time_unit=time_unit, lacking=lacking, new_items=new_items, duplicates=duplicates)
     known_schema = schema_from(schema)
     asked = schema_input(
         known_schema,
@@ -141,18 +145,28 @@ def checked_request(
         id_kinds=id_kinds,
         lacking=lacking,
         new_items=new_items,
+        duplicates=duplicates,
         min_events=min_events,
         memory=int(memory_mb * 2**20),
         texts=known_texts,
         texts_name=str(texts),
-        as_is=not rewrite and known_schema is None and actions is None and time_unit in (AUTO, TIME_UNIT),
+        as_is=not rewrite
+        and duplicates != DROP
+        and known_schema is None
+        and actions is None
+        and time_unit in (AUTO, TIME_UNIT),
     )
 
 
-def _check_words(*, time_unit: str, lacking: str, new_items: str) -> None:
+def _check_words(*, time_unit: str, lacking: str, new_items: str, duplicates: str) -> None:
     if time_unit not in TIME_UNITS:
         raise DataError("Unknown unit of times", got=time_unit, allowed=", ".join(TIME_UNITS))
-    for word, given, allowed in (("lacking", lacking, LACKING), ("new_items", new_items, NEW_ITEMS)):
+    words = (
+        ("lacking", lacking, LACKING),
+        ("new_items", new_items, NEW_ITEMS),
+        ("duplicates", duplicates, DUPLICATES),
+    )
+    for word, given, allowed in words:
         if given not in allowed:
             raise DataError(f"{word} is neither", got=given, allowed=", ".join(allowed))
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from freescale.data.columns.ids import IdKind
 from freescale.data.columns.values import ValueReader
 from freescale.data.preparing.dataset_writer import DatasetWriter
+from freescale.data.preparing.duplicates import DROP, Duplicates
 from freescale.data.preparing.event_columns import Events
 from freescale.data.preparing.feature_writer import FeatureWriter
 from freescale.data.preparing.preparation_request import Request
@@ -37,6 +38,7 @@ def write_sorted(
     """Read and sort all events, and write them as histories."""
     found = _sorted_events(request, work, kind, report)
     values, features = found.values, found.events.features
+    duplicates = Duplicates(drops=request.duplicates == DROP)
     writer = DatasetWriter(
         work,
         features,
@@ -46,11 +48,11 @@ def write_sorted(
     )
     try:
         for events, fraction in found.events.blocks():
-            writer.add(_with_numbers(events, values))
+            writer.add(duplicates.seen(_with_numbers(events, values)))
             report(_READING_SHARE + fraction * (1 - _READING_SHARE), f"writing {request.out.name}")
         sides = [line for side in found.sides.values() for line in side.remarks]
         said = [*sides, *remarks, *found.remarks, *_said_of_others(request.source, kind)]
-        about = {**_about(features, values), "taken": [*values.describe(), *said]}
+        about = {**_about(features, values), "taken": [*values.describe(), *duplicates.describe(), *said]}
         manifest = writer.finish(request.name, kind, words=found.words, about=about)
     finally:
         writer.abort()
