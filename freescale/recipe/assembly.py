@@ -19,12 +19,12 @@ from freescale.recipe.building.loading import loader_processes
 from freescale.recipe.building.plain_attention import plain_attention
 from freescale.recipe.building.run_parts import Learner, Samples, Stages
 from freescale.recipe.building.run_tables import build_tables
-from freescale.recipe.comm import tell_unused
 from freescale.recipe.config import Config
 from freescale.recipe.data import build_examples
 from freescale.recipe.eval import build_evaluation
 from freescale.recipe.features import build_features
 from freescale.recipe.ffn import build_expert_exchange
+from freescale.recipe.idle_keys import tell_idle
 from freescale.recipe.items import build_item_encoder, digest_content, item_content
 from freescale.recipe.log import (
     build_log,
@@ -142,7 +142,7 @@ def build_learner(
     features = build_features(config, source)
     model = build_model(config, source, experts=experts, content=content, features=features).to(ranks.device)
     tables = build_tables(config, source, ranks, features)
-    tell_unused(config, ranks, progress)
+    tell_idle(config, features, ranks, progress)
     return Learner(
         model=model,
         tables=tables,

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from freescale.comm.traffic import Channels, NodeGroups
     from freescale.comm.world import Ranks
     from freescale.recipe.config import Config
-    from freescale.train import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +74,6 @@ def channel(config: Config, ranks: Ranks, *, device: torch.device | None = None)
     if device is None:
         return TracedTransport(open_ids_channel(ranks.group, device=ranks.device, ids=config.comm.ids, **how))
     return TracedTransport(open_channel(ranks.group, device=device, **how))
-
-
-def tell_unused(config: Config, ranks: Ranks, progress: Progress) -> None:
-    """Say what one rank, which has nobody to talk to, makes no use of."""
-    if config.comm.dedup == "node" and ranks.num_ranks == 1:
-        progress.notice(0, "comm.dedup=node changes nothing on one rank: no row travels")
-    if config.comm.sums != "auto" and ranks.num_ranks == 1:
-        progress.notice(0, f"comm.sums={config.comm.sums} changes nothing on one rank: nothing is added up")
 
 
 def row_channels(config: Config, ranks: Ranks, nodes: NodeGroups | None = None) -> Channels:

@@ -59,7 +59,9 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
         facts["data"]["features"] = features_in_words(config, features)
         facts["tables"] = tables_in_words(run, config, features)
     elif "action" in source.features and not _may_read_action(run, config):
-        facts["data"]["not read"] = "action: of no schema, and head.kind=ranking alone asks for it without one"
+        facts["data"]["not read"] = (
+            "action: of no schema, and head.kind=ranking alone asks for it without one"
+        )
     facts["evaluation"] = evaluation_in_words(run, config)
     for name, layer in moe_layers(run.state.model):
         first, count = layer.dispatch.block(layer.num_experts)
