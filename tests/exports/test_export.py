@@ -170,6 +170,17 @@ def test_the_request_comes_at_the_last_event_unless_said_otherwise(tmp_path):
     assert served.recommend([3, 14], times=[10, 20], request_time=10**7, k=3) != at_once
 
 
+def test_a_history_that_is_told_backwards_is_refused_and_an_early_request_told(tmp_path):
+    """Before: a history newest first was read as it came, and gave other items without a word."""
+    served = load_export(export(tmp_path / "out", make_parts()))
+    with pytest.raises(DataError, match="20 and then 10, events 1 and 2"):
+        served.recommend([3, 14, 7], times=[20, 20, 10])
+    with pytest.warns(UserWarning, match="request_time 5 is before the last event, 20"):
+        served.recommend([3, 14], times=[10, 20], request_time=5)
+    with pytest.raises(DataError, match="no event of the history"):
+        served.recommend([99], times=[10], request_time=5)
+
+
 def test_times_are_asked_for_and_must_match_the_history(tmp_path):
     served = load_export(export(tmp_path / "out", make_parts()))
     with pytest.raises(DataError, match="times="):

@@ -82,8 +82,16 @@ class RequestReader:
                 raise DataError(
                     "every event needs its time stamp", got=f"{len(known)} events, {len(times)} times"
                 )
-            stamps = torch.from_numpy(whole_seconds(times)[known])
+            moments = whole_seconds(times)
+            _check_order(moments)
+            stamps = torch.from_numpy(moments[known])
             asked_at = int(stamps[-1] if request_time is None else whole_seconds([request_time])[0])
+            if len(stamps) and asked_at < int(stamps[-1]):
+                warnings.warn(
+                    f"request_time {asked_at} is before the last event, {int(stamps[-1])}: the model has learnt from "
+                    "requests behind their histories alone, and takes it for a request right then",
+                    stacklevel=4,
+                )
             tokens |= {"time": stamps, "target_time": torch.cat([stamps[1:], torch.tensor([asked_at])])}
         elif times is not None:
             warnings.warn(
@@ -121,3 +129,15 @@ class RequestReader:
             return batch, {}
         items = self.items[batch.tokens["item_index"].numpy()]
         return self.features.look_up(batch, said, items, device)
+
+
+def _check_order(moments: IntArray) -> None:
+    """A history goes from its first event to its last, as in training; newest first it would be read backwards."""
+    falls = np.flatnonzero(moments[1:] < moments[:-1])
+    if len(falls):
+        at = int(falls[0])
+        raise DataError(
+            "times must not fall: a history goes from its first event to its last",
+            got=f"{moments[at]} and then {moments[at + 1]}, events {at} and {at + 1}",
+            next_step="sort history and times by time, the earliest first",
+        )
