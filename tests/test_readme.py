@@ -46,9 +46,10 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory, python: str) -> Path:
-    """What a reader has: the recipes, a .venv with the command, and MovieLens-like data."""
+    """What a reader has: recipes and examples, a .venv with the command, and MovieLens-like data."""
     folder = tmp_path_factory.mktemp("clone")
-    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    for room in ("recipes", "examples"):
+        shutil.copytree(ROOT / room, folder / room)
     tools = folder / ".venv" / "bin"
     tools.mkdir(parents=True)
     freescale = FREESCALE.format(smaller=SMALLER, python=python)
