@@ -157,7 +157,7 @@ def check_loss(loss: object) -> None:
     if not loss.requires_grad:
         raise BadOutputError("your loss has no gradient: it must be computed by torch from states and rows")
     if not bool(torch.isfinite(loss).all()):
-        raise BadOutputError(f"your loss is {float(loss)} on real samples with small random weights")
+        raise BadOutputError(f"your loss is {loss.detach().item()} on real samples with small random weights")
 
 
 def keyed(batch: SequenceBatch) -> AbstractContextManager[None]:

@@ -317,5 +317,5 @@ def require_run(folder: Path) -> None:
         got=str(folder),
         allowed="a folder written by `freescale train`"
         + (f", such as {', '.join(runs[:5])}" if runs else ""),
-        next_step=f"freescale report {runs[-1]}" if runs else f"freescale train run.out={folder}",
+        next_step=f"freescale report {runs[-1]}" if runs else "freescale train run.out=NEW_FOLDER",
     )

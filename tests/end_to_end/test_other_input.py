@@ -59,3 +59,15 @@ def test_a_run_that_is_looked_at_says_that_its_data_are_other_ones(command: str,
     code, said = call(*words)
     assert code == 0, said
     assert "has learnt from other data" in said
+
+
+def test_bad_input_on_the_way_leads_to_prepare_and_a_data_set_is_no_run_folder(tmp_path: Path) -> None:
+    raw = write(tmp_path / "raw.csv", users=30)
+    raw.write_text(raw.read_text().replace("u3,i4,100", "u3,,100"))
+    code, said = train(raw, tmp_path / "run")
+    assert code != 0
+    assert f"options are those of `freescale prepare {raw} OUT_DIR`" in said
+    call("prepare", raw, tmp_path / "prepared", "--bad-lines", "skip")
+    code, said = train(tmp_path / "prepared", tmp_path / "prepared")
+    assert code != 0
+    assert "run.out is a data set" in said

@@ -15,8 +15,8 @@ from freescale.app.run.resume_choice import check_same_recipe, checkpoints_for, 
 from freescale.app.run.run_summary import describe, origin
 from freescale.check import CheckReport
 from freescale.comm.world import Ranks, device_name, from_first, join_ranks, keep_failures_in
-from freescale.data import OnChange, load_manifest, when_prepared
-from freescale.errors import TrainingError
+from freescale.data import OnChange, is_dataset, load_manifest, when_prepared
+from freescale.errors import ConfigError, TrainingError
 from freescale.model import drawn_by_rank
 from freescale.pages import write_report
 from freescale.recipe import (
@@ -76,6 +76,12 @@ def train_run(
         agreed: more that all ranks must see alike.
     """
     out, stop = Path(config.run.out), StopRequest()
+    if is_dataset(out):
+        raise ConfigError(
+            "run.out is a data set: a run there would write its files among those of the data",
+            got=out,
+            next_step="choose another run.out",
+        )
     keep_failures_in(out)
     with (
         stop_on_sigterm(stop),

@@ -53,7 +53,18 @@ def prepared_once(
         if not changes:
             return cache
     looks = _looks(source)
-    prepare(source, cache, schema=schema, overwrite=there)
+    try:
+        prepare(source, cache, schema=schema, overwrite=there)
+    except DataError as error:
+        if "`--" not in (error.next_step or ""):
+            raise
+        raise DataError(
+            error.what,
+            got=error.got,
+            allowed=error.allowed,
+            next_step=f"{error.next_step}; options are those of `freescale prepare {source} OUT_DIR`: prepare it by "
+            "that, and set data.path=OUT_DIR",
+        ) from error
     said = {
         "path": str(source),
         "files": looks,

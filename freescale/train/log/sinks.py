@@ -88,7 +88,7 @@ class TensorBoardSink:
             raise FreeScaleError(
                 "TensorBoard output needs the tensorboard package",
                 got=str(error),
-                next_step="pip install freescale[tensorboard]",
+                next_step="pip install '.[tensorboard]' in the clone, or pip install tensorboard",
             ) from error
         purge_step = None if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(os.fspath(path), purge_step=purge_step)

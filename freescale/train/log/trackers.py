@@ -154,5 +154,5 @@ def _package(name: str) -> Any:
         raise FreeScaleError(
             f"this tracker needs the {name} package",
             got=str(error),
-            next_step=f"pip install freescale[{name}]",
+            next_step=f"pip install '.[{name}]' in the clone, or pip install {name}",
         ) from error

@@ -395,7 +395,7 @@ def test_missing_tensorboard_names_the_extra(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(FreeScaleError) as caught:
         TensorBoardSink(tmp_path)
-    assert caught.value.next_step == "pip install freescale[tensorboard]"
+    assert caught.value.next_step == "pip install '.[tensorboard]' in the clone, or pip install tensorboard"
 
 
 def test_import_brings_no_torch() -> None:

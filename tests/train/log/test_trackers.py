@@ -110,7 +110,7 @@ def test_a_missing_package_names_the_extra(kind, monkeypatch):
     monkeypatch.setitem(sys.modules, kind, None)
     with pytest.raises(FreeScaleError) as caught:
         open_tracker(kind, "books")
-    assert caught.value.next_step == f"pip install freescale[{kind}]"
+    assert caught.value.next_step == f"pip install '.[{kind}]' in the clone, or pip install {kind}"
     with pytest.raises(ConfigError, match="tensorboard, wandb, mlflow"):
         open_tracker("weights", "books")
 
