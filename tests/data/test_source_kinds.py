@@ -47,10 +47,14 @@ def test_auto_makes_up_or_reads_or_prepares_first(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a prepared folder"):
         open_source(raw)
     first = open_source(raw, cache=tmp_path / "cache")
-    raw.write_text("0 0\n")  # what was prepared is read again, not the raw file
-    for source in (first, open_source(raw, cache=tmp_path / "cache"), open_source(tmp_path / "cache")):
+    again = open_source(raw, cache=tmp_path / "cache")
+    raw.write_text("0 0\n")
+    as_it_was = open_source(raw, cache=tmp_path / "cache", on_change="keep")
+    for source in (first, again, as_it_was, open_source(tmp_path / "cache")):
         assert isinstance(source, ParquetSource)
         assert source.lengths.tolist() == [6, 6]
+    with pytest.raises(DataError, match="was prepared from .* other input"):
+        open_source(raw, cache=tmp_path / "cache")
     with pytest.raises(DataError, match=r"data\.path does not exist"):
         open_source(tmp_path / "nowhere")
 

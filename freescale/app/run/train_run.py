@@ -153,7 +153,7 @@ def _say_taken(config: Config, cache: Path, *, again: bool) -> None:
         say(f"  {line}")
 
 
-def build_source_together(config: Config, ranks: Ranks, *, on_change: OnChange) -> Any:
+def build_source_together(config: Config, ranks: Ranks, *, on_change: OnChange = "refuse") -> Any:
     """The data set; rank 0 goes first, because it may have to prepare a raw file."""
     cache = Path(config.run.out) / "data"
     if ranks.is_first:
