@@ -89,6 +89,16 @@ def test_postponed_gradients_summed_beside_the_next_forward_leave_the_bits_of_th
     assert [event["hr@10"] for event in ours] == [event["hr@10"] for event in plain]
 
 
+@pytest.mark.parametrize("num_ranks", ["2", "3"])
+def test_sums_that_stay_inside_the_gpu_have_the_bits_of_those_by_the_host(tmp_path, num_ranks):
+    """Rows go by the host in both; three ranks add up in parts, two each all of it."""
+    common = ("--virtual-gpus", num_ranks, "comm.transport=host_staged", "pipeline.decide_every=null")
+    common = (*common, *MANY_PIECES, "balance.refit_every=null", "pipeline.postpone=on")
+    for sums in ("auto", "copy_engine"):
+        train(tmp_path / sums, *common, f"comm.sums={sums}")
+    assert losses(tmp_path / "auto") == losses(tmp_path / "copy_engine")
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport", ["host_staged", "copy_engine"])
 def test_replays_that_leave_gradients_of_weights_for_later_have_the_bits_of_one_replay(tmp_path, transport):
