@@ -53,7 +53,7 @@ def test_auto_makes_up_or_reads_or_prepares_first(tmp_path: Path) -> None:
     for source in (first, again, as_it_was, open_source(tmp_path / "cache")):
         assert isinstance(source, ParquetSource)
         assert source.lengths.tolist() == [6, 6]
-    with pytest.raises(DataError, match="was prepared from .* other input"):
+    with pytest.raises(DataError, match=r"was prepared from .* other input"):
         open_source(raw, cache=tmp_path / "cache")
     with pytest.raises(DataError, match=r"data\.path does not exist"):
         open_source(tmp_path / "nowhere")
