@@ -108,7 +108,7 @@ def build_source(
     """The data set of a recipe; a raw file is prepared into `cache` first, and `on_change` when it is another one."""
     import dataclasses
 
-    from freescale.data import TemporalSource, open_source, source_kind
+    from freescale.data import LogSource, TemporalSource, open_source, source_kind
 
     kind = source_kind(config.data.path, config.data.source)
     synthetic = dataclasses.asdict(config.synthetic) if kind.ships else {}
@@ -121,7 +121,9 @@ def build_source(
         schema=config.features.extra or None,
         on_change=on_change,
     )
-    if config.data.split == "leave_one_out":
+    if config.data.split == "leave_one_out" or isinstance(
+        source, LogSource
+    ):  # a log refuses it, with all else
         return source
     return TemporalSource(source, valid_from=config.data.valid_from, test_from=config.data.test_from)
 

@@ -73,6 +73,8 @@ def _beside_kinds(config: Config) -> Iterator[tuple[str, str]]:
     if head.kind != "retrieval":
         yield from _unless_own(head, "head", "head", "temperature", "normalize")
     if not config.tables.extra:
+        if table.id_map == "zero_collision" and table.admit_after == 1 and changed(table, "admission"):
+            yield "embedding.admission", "with embedding.admit_after=1: every id is admitted at once"
         if table.optimizer not in _WITH_BETA2:
             yield from _unless_own(table, "embedding", "optimizer", "beta2")
         if table.optimizer not in _WITH_EPS:

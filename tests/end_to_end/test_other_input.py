@@ -71,3 +71,22 @@ def test_bad_input_on_the_way_leads_to_prepare_and_a_data_set_is_no_run_folder(t
     code, said = train(tmp_path / "prepared", tmp_path / "prepared")
     assert code != 0
     assert "run.out is a data set" in said
+
+
+def test_a_log_says_all_that_does_not_go_with_it_and_takes_no_data_set(tmp_path: Path) -> None:
+    """Before: with data.split=temporal it was asked for rows of all windows at once, and said so."""
+    raw = write(tmp_path / "raw.csv", users=30)
+    assert call("log", "append", tmp_path / "log", raw)[0] == 0
+    keys = (
+        "embedding.id_map=zero_collision",
+        "embedding.rows=500",
+        "data.split=temporal",
+        "data.global_tokens=99",
+    )
+    _, said = train(tmp_path / "log", tmp_path / "run", *keys)
+    assert "data.split: a log is split by its windows" in said
+    assert "data.global_tokens" in said
+    call("prepare", raw, tmp_path / "prepared")
+    assert (
+        "this is a prepared data set" in call("log", "append", tmp_path / "other", tmp_path / "prepared")[1]
+    )

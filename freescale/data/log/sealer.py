@@ -37,6 +37,7 @@ from freescale.data.schema.reading import schema_from
 from freescale.data.source import IntArray
 from freescale.data.sources.parquet import ParquetSource
 from freescale.data.stored.durable import sync_folder, sync_tree
+from freescale.data.stored.manifest import is_dataset
 from freescale.data.stored.storage import is_address, local_path
 from freescale.errors import DataError
 
@@ -98,6 +99,12 @@ def append(
         raise DataError("max_late is at least 0", got=max_late)
     asked = schema_from(schema)
     check_schema(asked)
+    if is_dataset(input_path):
+        raise DataError(
+            "a log is made of raw events, and this is a prepared data set",
+            got=input_path,
+            next_step="append what it was prepared from",
+        )
     origin = open_origin(input_path)
     with _alone(folder):
         log = _opened(folder)
@@ -276,7 +283,7 @@ def _check_rules(log: Log | None, *, max_length: int | None, max_late: int | Non
             raise DataError(
                 f"This log was made with another {name}",
                 got=asked,
-                allowed="any" if known is None else known,
+                allowed="none: it was made without" if known is None else known,
                 next_step=f"leave `--{name.replace('_', '-')}` out, or make a new log",
             )
 

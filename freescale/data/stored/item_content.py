@@ -14,6 +14,9 @@ from freescale.errors import DataError
 
 CONTENT_FILE = "content.npy"
 
+_LOOKED_THROUGH = 256 << 20
+"""Bytes of a file that is looked through for numbers that are none when it is opened; of larger ones rows are looked at
+when they are read."""
 # Files up to 64 MiB are hashed whole.
 _SAMPLED_BLOCKS = 1024
 _KINDS = (np.float16, np.float32, np.float64)
@@ -51,16 +54,26 @@ class ContentFile:
                 allowed=f"{num_items} rows, one for each item of items.parquet in its order",
             )
         self.width = int(shape[1])
+        if self._rows.nbytes <= _LOOKED_THROUGH:
+            self._check_finite(self._rows)
 
     def read(self, numbers: IntArray) -> npt.NDArray[np.float32]:
         """[n, width] vectors of the items with these numbers in the catalogue."""
         where = numbers if self._chosen is None else self._chosen[numbers]
         rows: npt.NDArray[np.float32] = self._rows[where].astype(np.float32)
         self._check_unchanged()
-        if not np.isfinite(rows).all():
-            bad = int(where[~np.isfinite(rows).all(1)][0])
-            raise DataError("a content vector is not finite", got=f"{self.path}: row {bad}")
+        self._check_finite(rows, where)
         return rows
+
+    def _check_finite(self, rows: npt.NDArray[Any], where: IntArray | None = None) -> None:
+        finite = np.isfinite(rows).all(1)
+        if not finite.all():
+            first = int(np.argmin(finite))
+            raise DataError(
+                "a content vector is not finite",
+                got=f"{self.path}: row {first if where is None else int(where[first])}",
+                next_step="write a vector of numbers there; zeros for an item of which nothing is known",
+            )
 
     @property
     def digest(self) -> str:

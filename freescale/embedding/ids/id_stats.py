@@ -17,6 +17,10 @@ _NEARLY_FULL = 0.9
 _MANY_COLLISIONS = 0.001
 
 
+_KEPT = "; rows of the last embedding.guard steps are never taken over"
+_OR_LET_GO = f", or let ids go by embedding.eviction{_KEPT}"
+
+
 def histogram(values: Tensor) -> dict[str, int]:
     """Numbers from 0 on, counted in ranges that double: 0, 1, 2-3, 4-7, ...; the same on every device."""
     if values.numel() == 0:
@@ -40,12 +44,13 @@ def advice(*, occupancy: float, counts: Mapping[str, int]) -> str | None:
     if share > _MANY_COLLISIONS:
         return (
             f"{share:.2%} of the ids had to share a row ({occupancy:.0%} of the slots are taken): "
-            "raise embedding.rows, or let ids go by embedding.eviction; `freescale plan ids` tells how many rows"
+            f"raise embedding.rows{_OR_LET_GO if not counts['evictions'] else _KEPT}; "
+            "`freescale plan ids` tells how many rows"
         )
     if occupancy > _NEARLY_FULL and counts["evictions"] == 0:
         return (
             f"{occupancy:.0%} of the slots are taken: soon ids will share rows; "
-            "raise embedding.rows, or let ids go by embedding.eviction"
+            f"raise embedding.rows{_OR_LET_GO}"
         )
     return None
 

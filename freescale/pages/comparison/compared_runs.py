@@ -54,7 +54,7 @@ def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[ComparedRun]:
 
     Raises:
         FreeScaleError: one of the folders holds no run.
-        DataError: too many runs to be told apart.
+        DataError: too many runs to be told apart, or one of them twice.
     """
     if len(folders) > MOST_RUNS:
         raise DataError(
@@ -64,6 +64,14 @@ def read_runs(folders: Sequence[str | os.PathLike[str]]) -> list[ComparedRun]:
             next_step="compare fewer at a time",
         )
     paths = [Path(folder) for folder in folders]
+    places = [path.resolve() for path in paths]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise DataError(
+                "a run is compared with itself: that would pass for a repeat without noise",
+                got=paths[number],
+                next_step="name every run once; a repeat is a run of its own",
+            )
     return on_common_steps([_read(path, name) for path, name in zip(paths, distinct_names(paths))])
 
 
@@ -74,8 +82,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
         names = ["/".join(path.parts[-length:]) for path in whole]
         if len(set(names)) == len(set(whole)):
             break
-    # A folder that is given twice is the same run twice.
-    return [f"{name} (again)" if name in names[:place] else name for place, name in enumerate(names)]
+    return names
 
 
 def on_common_steps(runs: Sequence[ComparedRun]) -> list[ComparedRun]:

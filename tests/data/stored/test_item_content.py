@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
+from freescale.data.stored import item_content
 from freescale.data.stored.item_content import ContentFile
 from freescale.errors import DataError
 
@@ -61,10 +62,15 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
         ContentFile(tmp_path / "objects.npy", num_items=1)
 
 
-def test_a_vector_that_is_not_finite_is_named(tmp_path):
+def test_a_vector_that_is_not_finite_is_named(tmp_path, monkeypatch):
+    """When the file is opened; of a large one when it is read."""
     values = np.ones((4, 2), np.float32)
     values[3, 1] = np.nan
-    file = ContentFile(save(tmp_path / "c.npy", values), num_items=4)
+    path = save(tmp_path / "c.npy", values)
+    with pytest.raises(DataError, match="row 3"):
+        ContentFile(path, num_items=4)
+    monkeypatch.setattr(item_content, "_LOOKED_THROUGH", values.nbytes - 1)
+    file = ContentFile(path, num_items=4)
     file.read(np.array([0, 2]))
     with pytest.raises(DataError, match="row 3"):
         file.read(np.array([0, 3]))

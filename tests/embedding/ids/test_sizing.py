@@ -66,3 +66,11 @@ def test_histograms_add_up() -> None:
     assert counted == {"0": 2, "1": 1, "2-3": 2, "4-7": 2, "8-15": 1, "128-255": 1}
     assert merged([counted, {"0": 1, "16-31": 4}]) == {**counted, "0": 3, "16-31": 4}
     assert list(merged([{"128-255": 1}, {"16-31": 4, "2-3": 1}])) == ["2-3", "16-31", "128-255"]
+
+
+def test_who_lets_ids_go_already_is_not_told_to():
+    counts = {"asked": 1000, "collisions": 50, "evictions": 0}
+    assert "or let ids go by embedding.eviction" in str(advice(occupancy=1.0, counts=counts))
+    told = str(advice(occupancy=1.0, counts={**counts, "evictions": 7}))
+    assert "let ids go" not in told
+    assert "embedding.guard" in told

@@ -174,7 +174,6 @@ def test_folders_of_one_name_are_told_apart(tmp_path):
     first = write_run(tmp_path / "a" / "run", straggler=0.3)
     second = write_run(tmp_path / "b" / "run", straggler=0.3)
     assert [run.name for run in read_runs([first, second])] == ["a/run", "b/run"]
-    assert [run.name for run in read_runs([first, first])] == ["run", "run (again)"]
 
 
 def test_too_many_runs_are_refused(tmp_path):
@@ -189,7 +188,8 @@ def test_runs_of_other_samples_or_ranks_are_not_called_the_same(tmp_path):
     said = " ".join(doubts(read_runs([before, other])))
     assert "b did not compute the same samples as a: 60 of 60 common steps" in said
     assert "different numbers of ranks: a 2, b 4" in said
-    assert doubts(read_runs([before, before])) == []
+    again = write_run(tmp_path / "c", straggler=0.3)
+    assert doubts(read_runs([before, again])) == []
 
 
 def test_only_common_steps_count(tmp_path):
@@ -334,3 +334,10 @@ def test_metrics_of_a_run_that_goes_on_are_those_of_one_step(tmp_path):
                 file.write(json.dumps(event) + "\n")
     quality = [line for line in comparison_lines(runs[1], [runs[0]]) if "HR@10" in line]
     assert quality == ["Validation HR@10 at step 30 0.3000 -> 0.3000"]
+
+
+def test_a_run_that_is_named_twice_is_no_repeat(two):
+    off, on = two
+    for runs in ([off, on, on], [on, on.parent / "." / on.name]):
+        with pytest.raises(DataError, match="compared with itself"):
+            read_runs(runs)

@@ -84,6 +84,10 @@ def check_start(nodes: Nodes, *, say: Callable[[str], None], names_s: float = 60
     addresses = _await_name(nodes, say=say, names_s=names_s)
     if nodes.node == 0:
         _check_own(nodes, addresses)
+        if all(is_loopback(address) for address in addresses):
+            say(
+                f"{nodes.host} of --master is {addresses[0]} here, which no other machine reaches by that number"
+            )
         return
     if all(is_loopback(address) for address in addresses):
         raise TrainingError(

@@ -162,6 +162,11 @@ def test_a_port_taken_on_another_address_of_the_machine_is_taken(taken):
         start(Nodes(2, 0, "127.0.0.2", taken))
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_an_address_that_leads_every_machine_back_to_itself_is_told(host):
+    assert "no other one comes here by it" in " ".join(start(Nodes(2, 0, host, free_port())))
+
+
 def test_the_first_machine_must_be_the_one_that_master_names():
     with pytest.raises(TrainingError, match="--master names another machine"):
         start(Nodes(2, 0, "192.0.2.77", 29500))
