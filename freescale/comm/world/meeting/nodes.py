@@ -84,10 +84,8 @@ def check_start(nodes: Nodes, *, say: Callable[[str], None], names_s: float = 60
     addresses = _await_name(nodes, say=say, names_s=names_s)
     if nodes.node == 0:
         _check_own(nodes, addresses)
-        if all(is_loopback(address) for address in addresses):
-            say(
-                f"{nodes.host} of --master is {addresses[0]} here, which no other machine reaches by that number"
-            )
+        if nodes.host == "localhost" or (nodes.host in addresses and is_loopback(nodes.host)):
+            say(f"--master {nodes.host} is this machine for every machine: no other one comes here by it")
         return
     if all(is_loopback(address) for address in addresses):
         raise TrainingError(
