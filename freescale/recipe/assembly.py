@@ -15,6 +15,7 @@ from freescale.embedding import ShardedEmbedding
 from freescale.pipeline import Switch
 from freescale.recipe.balance import build_rebalancer, build_sampler, first_decisions, sample_work
 from freescale.recipe.building.capture import build_capture
+from freescale.recipe.building.idle_keys import tell_idle
 from freescale.recipe.building.loading import loader_processes
 from freescale.recipe.building.plain_attention import plain_attention
 from freescale.recipe.building.run_parts import Learner, Samples, Stages
@@ -24,7 +25,6 @@ from freescale.recipe.data import build_examples
 from freescale.recipe.eval import build_evaluation
 from freescale.recipe.features import build_features
 from freescale.recipe.ffn import build_expert_exchange
-from freescale.recipe.idle_keys import tell_idle
 from freescale.recipe.items import build_item_encoder, digest_content, item_content
 from freescale.recipe.log import (
     build_log,
