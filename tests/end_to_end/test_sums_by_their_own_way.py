@@ -14,7 +14,7 @@ from freescale.train.log.events import Progress
 from tests.ranks import run_on_ranks
 from tests.small_run import SMALL, full_tensors, make_run, these_ranks, train
 
-KEYS = ("comm.transport=local", "balance.refit_every=null", "pipeline.decide_every=null", "run.steps=40")
+KEYS = ("comm.transport=local", "balance.refit_every=null", "pipeline.decide_every=null", "run.steps=12")
 WAYS = {
     "under the backward": (),
     "postponed": ("pipeline.postpone=on",),
