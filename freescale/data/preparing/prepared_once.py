@@ -52,7 +52,13 @@ def prepared_once(
             )
         if not changes:
             return cache
-    looks = _looks(source)
+    # Before it is read: what changes meanwhile is another input then.
+    said = {
+        "path": str(source),
+        "files": _looks(source),
+        "digests": _digests(source),
+        "schema": _digest_schema(schema),
+    }
     try:
         prepare(source, cache, schema=schema, overwrite=there)
     except DataError as error:
@@ -65,12 +71,6 @@ def prepared_once(
             next_step=f"{error.next_step}; options are those of `freescale prepare {source} OUT_DIR`: prepare it by "
             "that, and set data.path=OUT_DIR",
         ) from error
-    said = {
-        "path": str(source),
-        "files": looks,
-        "digests": _digests(source),
-        "schema": _digest_schema(schema),
-    }
     write_durably(cache / INPUT_FILE, json.dumps(said, indent=1) + "\n")
     return cache
 

@@ -52,7 +52,7 @@ def nccl_version() -> tuple[int, int, int]:
     return (dist.is_nccl_available() and loaded_nccl()) or (0, 0, 0)
 
 
-_COPIED = "NCCL starts no kernel{}, but rows are copied into and out of its memory by kernels"
+_COPIED = "rows are copied into and out of its memory by kernels"
 
 
 @register("transport", "experimental_nccl_zero_sm")
@@ -87,7 +87,7 @@ class NcclZeroSmRoute:
             communicator = OwnCommunicator(facts.rank, len(facts.ranks), share=partial(_share, group=control))
             opened["library"] = lambda size, places: LibraryWindow(communicator, size)
         engine = "NCCL one-sided puts: copy engines in a machine, RDMA by its proxy thread between machines"
-        reason = f"{route.reason}; {_COPIED.format('')}"
+        reason = f"{route.reason}; NCCL starts no kernel, but {_COPIED}"
         return OneSidedTransport(opened[route.name], control=control, engine=engine, reason=reason)
 
 
@@ -130,7 +130,7 @@ def _build_padded(
         buffers=RegisteredBuffers(quiet, device),
         uneven=CollectiveTransport(members, device=device),
         control=control,
-        reason=f"{reason}; {_COPIED.format(' for nearly equal messages')}",
+        reason=f"{reason}; NCCL starts no kernel for nearly equal messages, but {_COPIED}",
     )
 
 
