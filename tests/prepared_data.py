@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freescale.data.preparing import dataset_writer
 from freescale.data.preparing.preparation import prepare
+from freescale.data.preparing.writing import dataset_writer
 from freescale.data.stored.manifest import DATASET_FILE
 
 Histories = list[list[int]]

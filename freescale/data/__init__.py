@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from freescale.data.pools import PoolIndex, PoolRule
     from freescale.data.preparing.preparation import ColumnNames, prepare
     from freescale.data.preparing.prepared_once import OnChange, when_prepared
-    from freescale.data.preparing.raw_format import RawFormat, RawSample, Reading
+    from freescale.data.preparing.reading.raw_format import RawFormat, RawSample, Reading
     from freescale.data.requests.anchors import AnchorRule
     from freescale.data.requests.log_requests import LogRequests, NextRequests
     from freescale.data.requests.request_examples import RequestExamples, outcome_columns

@@ -14,8 +14,8 @@ from unittest import mock
 import torch
 from safetensors.torch import load_file
 
-from freescale.data.preparing import dataset_writer
 from freescale.data.preparing.preparation import prepare
+from freescale.data.preparing.writing import dataset_writer
 
 STEPS, SAVED_EVERY, EVALUATED_EVERY = 18, 3, 6
 USERS, ITEMS = 120, 80

@@ -91,10 +91,10 @@ def test_what_stands_in_the_output_folder_is_safe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        "preparing.event_sorter._write_run",
-        "preparing.dataset_writer.pq.ParquetWriter",
-        "preparing.dataset_writer.pq.ParquetWriter.write_table",
-        "preparing.dataset_writer.np.save",
+        "preparing.sorting.event_sorter._write_run",
+        "preparing.writing.dataset_writer.pq.ParquetWriter",
+        "preparing.writing.dataset_writer.pq.ParquetWriter.write_table",
+        "preparing.writing.dataset_writer.np.save",
     ],
 )
 def test_a_full_disk_is_said_and_cleaned_up(

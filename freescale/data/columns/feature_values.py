@@ -20,7 +20,7 @@ from freescale.data.columns.ids import WORDS, IdKind, OtherIdsError, read_ids
 from freescale.data.columns.lists import Lists
 from freescale.data.columns.split_text import is_listed, rows_and_values
 from freescale.data.columns.times import AUTO, TimeReader
-from freescale.data.preparing.event_columns import Events
+from freescale.data.preparing.reading.event_columns import Events
 from freescale.data.schema.feature import Feature
 from freescale.data.schema.vocabulary import MOST_VALUES, NONE
 from freescale.data.source import IntArray

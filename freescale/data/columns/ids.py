@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from freescale.data.columns.arrow import NOT_UTF8, NOTHING, is_text
 from freescale.data.excerpt import excerpt
-from freescale.data.preparing.event_columns import WORDS, Events
+from freescale.data.preparing.reading.event_columns import WORDS, Events
 from freescale.data.source import IntArray
 from freescale.data.words.word_hash import hash_words
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from freescale.data.columns.arrow import NUMBER, cast, is_text, without_nothing
 from freescale.data.columns.dates import ISO_DATES, nanoseconds_of_dates, num_date_digits, seconds_of_digits
-from freescale.data.preparing.event_columns import Events
+from freescale.data.preparing.reading.event_columns import Events
 
 AUTO = "auto"
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}

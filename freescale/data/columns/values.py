@@ -20,7 +20,7 @@ from freescale.data.columns.ids import IdKinds, OtherIdsError, read_ids
 from freescale.data.columns.roles import IGNORED, ROLES
 from freescale.data.columns.times import AUTO, TimeReader
 from freescale.data.excerpt import excerpt
-from freescale.data.preparing.event_columns import Events
+from freescale.data.preparing.reading.event_columns import Events
 from freescale.data.schema.feature import Feature
 from freescale.data.source import IntArray
 from freescale.errors import DataError

@@ -1,1 +1,1 @@
-"""One file a raw format, called as `freescale prepare --format` calls it; see `data/preparing/raw_format.py`."""
+"""One file a raw format, called as `freescale prepare --format` calls it (`data/preparing/reading/raw_format.py`)."""

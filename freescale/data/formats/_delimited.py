@@ -14,8 +14,8 @@ import pyarrow.csv
 
 from freescale.data.columns.ids import OtherIdsError, csv_id_types
 from freescale.data.formats._text_chunks import TextChunk, text_chunks
-from freescale.data.preparing.event_columns import Events
-from freescale.data.preparing.raw_format import Chosen, Reading
+from freescale.data.preparing.reading.event_columns import Events
+from freescale.data.preparing.reading.raw_format import Chosen, Reading
 from freescale.errors import DataError
 
 _PARSE_BYTES = 4 << 20

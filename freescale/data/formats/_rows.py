@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from freescale.data.columns.split_text import is_listed
 from freescale.data.columns.values import ValueReader
-from freescale.data.preparing.event_columns import Events
+from freescale.data.preparing.reading.event_columns import Events
 from freescale.data.source import IntArray
 from freescale.errors import DataError
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from freescale.data.columns.roles import IGNORED, looks_like_header
 from freescale.data.excerpt import excerpt
 from freescale.data.formats._delimited import Layout, named_layout, read_delimited, single_blanks
-from freescale.data.preparing.event_columns import Events
-from freescale.data.preparing.raw_format import RawSample, Reading
+from freescale.data.preparing.reading.event_columns import Events
+from freescale.data.preparing.reading.raw_format import RawSample, Reading
 from freescale.errors import DataError
 from freescale.registry import register
 

@@ -15,8 +15,8 @@ from freescale.data.columns.ids import OtherIdsError
 from freescale.data.excerpt import excerpt
 from freescale.data.formats._rows import events_of_rows
 from freescale.data.formats._text_chunks import TextChunk, text_chunks
-from freescale.data.preparing.event_columns import Events
-from freescale.data.preparing.raw_format import Chosen, RawSample, Reading
+from freescale.data.preparing.reading.event_columns import Events
+from freescale.data.preparing.reading.raw_format import Chosen, RawSample, Reading
 from freescale.errors import DataError
 from freescale.registry import register
 

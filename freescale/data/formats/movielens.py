@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from freescale.data.formats._delimited import named_layout, read_delimited
-from freescale.data.preparing.event_columns import Events
-from freescale.data.preparing.raw_format import RawSample, Reading
+from freescale.data.preparing.reading.event_columns import Events
+from freescale.data.preparing.reading.raw_format import RawSample, Reading
 from freescale.registry import register
 
 _FIELDS = ["user", "item", "action", "time"]

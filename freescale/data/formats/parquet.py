@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from freescale.data.excerpt import excerpt
 from freescale.data.formats._rows import events_of_rows
-from freescale.data.preparing.event_columns import Events
-from freescale.data.preparing.raw_format import RawSample, Reading
+from freescale.data.preparing.reading.event_columns import Events
+from freescale.data.preparing.reading.raw_format import RawSample, Reading
 from freescale.errors import DataError
 from freescale.registry import register
 

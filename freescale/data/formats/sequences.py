@@ -12,8 +12,8 @@ import pyarrow as pa
 from freescale.data.columns.ids import OtherIdsError, csv_id_types
 from freescale.data.formats._delimited import Layout, single_blanks
 from freescale.data.formats._text_chunks import TextChunk, text_chunks
-from freescale.data.preparing.event_columns import Events
-from freescale.data.preparing.raw_format import Chosen, RawSample, Reading
+from freescale.data.preparing.reading.event_columns import Events
+from freescale.data.preparing.reading.raw_format import Chosen, RawSample, Reading
 from freescale.data.source import IntArray
 from freescale.registry import register
 

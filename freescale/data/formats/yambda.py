@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from freescale.data.formats.parquet import unreadable
-from freescale.data.preparing.event_columns import Events
-from freescale.data.preparing.raw_format import RawSample, Reading
+from freescale.data.preparing.reading.event_columns import Events
+from freescale.data.preparing.reading.raw_format import RawSample, Reading
 from freescale.errors import DataError
 from freescale.registry import register
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from freescale.data.log.log_file import LogRules
-from freescale.data.preparing.feature_writer import FeatureWriter
+from freescale.data.preparing.writing.feature_writer import FeatureWriter
 from freescale.data.schema.feature import Feature, Schema, legacy_schema, renamed_columns
 from freescale.data.schema.reading import checked_schema
 from freescale.errors import DataError

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from freescale.data.log.log_file import TARGETS_FILE, LogRules
 from freescale.data.log.log_schema import columns_of, feature_writer
 from freescale.data.log.window_rows import Sequences, cut_rows, join, latest
-from freescale.data.preparing.dataset_writer import DatasetWriter
+from freescale.data.preparing.writing.dataset_writer import DatasetWriter
 from freescale.data.source import IntArray, ItemCatalog
 from freescale.data.sources.parquet import ParquetSource
 from freescale.data.stored.digest import digest_arrays

@@ -19,13 +19,13 @@ from typing import Any
 from freescale.data.columns.bad_lines import STOP
 from freescale.data.columns.ids import IdKind, IdKinds
 from freescale.data.columns.roles import ColumnNames
-from freescale.data.preparing.duplicates import KEEP
-from freescale.data.preparing.feature_writer import LACKING, NEW_ITEMS
-from freescale.data.preparing.grouped_index import Index, index_input
 from freescale.data.preparing.preparation_checks import io_problem
 from freescale.data.preparing.preparation_request import Request, checked_request
-from freescale.data.preparing.raw_input import AUTO, check_input
+from freescale.data.preparing.reading.raw_input import AUTO, check_input
 from freescale.data.preparing.sorted_histories import Progress, Written, write_sorted
+from freescale.data.preparing.sorting.duplicates import KEEP
+from freescale.data.preparing.writing.feature_writer import LACKING, NEW_ITEMS
+from freescale.data.preparing.writing.grouped_index import Index, index_input
 from freescale.data.schema.feature import Schema
 from freescale.data.stored.item_texts import write_texts
 from freescale.data.stored.storage import copy_all

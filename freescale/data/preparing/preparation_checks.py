@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from freescale.data.columns.roles import IGNORED
-from freescale.data.preparing.raw_format import RawSample
-from freescale.data.preparing.raw_input import AUTO, check_format
+from freescale.data.preparing.reading.raw_format import RawSample
+from freescale.data.preparing.reading.raw_input import AUTO, check_format
 from freescale.data.stored.manifest import is_dataset
 from freescale.errors import DataError
 

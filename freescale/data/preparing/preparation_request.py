@@ -11,17 +11,17 @@ from freescale.data.columns.ids import IdKinds
 from freescale.data.columns.roles import ColumnNames
 from freescale.data.columns.times import TIME_UNITS
 from freescale.data.columns.values import ValueReader
-from freescale.data.preparing.duplicates import DROP, DUPLICATES
-from freescale.data.preparing.feature_writer import KEEP, LACKING, NEW_ITEMS
 from freescale.data.preparing.preparation_checks import (
     check_header,
     check_options,
     check_target,
     numbered_actions,
 )
-from freescale.data.preparing.raw_input import AUTO, check_input, find_format
-from freescale.data.preparing.schema_input import SchemaInput, schema_input
-from freescale.data.preparing.sorted_input import check_id_kinds
+from freescale.data.preparing.reading.raw_input import AUTO, check_input, find_format
+from freescale.data.preparing.reading.schema_input import SchemaInput, schema_input
+from freescale.data.preparing.sorting.duplicates import DROP, DUPLICATES
+from freescale.data.preparing.sorting.sorted_input import check_id_kinds
+from freescale.data.preparing.writing.feature_writer import KEEP, LACKING, NEW_ITEMS
 from freescale.data.schema.feature import Schema
 from freescale.data.schema.reading import schema_from
 from freescale.data.stored.item_texts import read_raw_texts

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from freescale.data.preparing.input_files import all_files
 from freescale.data.preparing.preparation import prepare
+from freescale.data.preparing.reading.input_files import all_files
 from freescale.data.stored.digest import digest_footer
 from freescale.data.stored.durable import write_durably
 from freescale.data.stored.manifest import DATASET_FILE, is_dataset

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 from freescale.data.columns.ids import IdKind
 from freescale.data.columns.values import ValueReader
-from freescale.data.preparing.dataset_writer import DatasetWriter
-from freescale.data.preparing.duplicates import DROP, Duplicates
-from freescale.data.preparing.event_columns import Events
-from freescale.data.preparing.feature_writer import FeatureWriter
 from freescale.data.preparing.preparation_request import Request
-from freescale.data.preparing.raw_format import Reading
-from freescale.data.preparing.raw_input import files_not_read
-from freescale.data.preparing.side_table import LIST_MARKS
-from freescale.data.preparing.sorted_input import SortedInput, read_sorted
+from freescale.data.preparing.reading.event_columns import Events
+from freescale.data.preparing.reading.raw_format import Reading
+from freescale.data.preparing.reading.raw_input import files_not_read
+from freescale.data.preparing.reading.side_table import LIST_MARKS
+from freescale.data.preparing.sorting.duplicates import DROP, Duplicates
+from freescale.data.preparing.sorting.sorted_input import SortedInput, read_sorted
+from freescale.data.preparing.writing.dataset_writer import DatasetWriter
+from freescale.data.preparing.writing.feature_writer import FeatureWriter
 from freescale.data.stored.manifest import TIME_UNIT
 
 Progress = Callable[[float, str], None]

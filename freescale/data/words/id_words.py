@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freescale.data.columns.ids import IdKinds
-from freescale.data.preparing.event_columns import WORDS, Events
+from freescale.data.preparing.reading.event_columns import WORDS, Events
 from freescale.data.source import IntArray
 from freescale.data.stored.manifest import damaged, words_file
 from freescale.data.words.word_sorter import WordSorter

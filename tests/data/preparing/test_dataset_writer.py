@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freescale.data.preparing import dataset_writer
 from freescale.data.preparing.preparation import prepare
+from freescale.data.preparing.writing import dataset_writer
 from freescale.data.sources.parquet import ParquetSource
 from freescale.errors import DataError
 from tests.data.raw_forms import write

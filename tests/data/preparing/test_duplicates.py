@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freescale.data import ParquetSource, prepare
-from freescale.data.preparing.duplicates import find_copies
-from freescale.data.preparing.event_columns import sort_events
+from freescale.data.preparing.reading.event_columns import sort_events
+from freescale.data.preparing.sorting.duplicates import find_copies
 from freescale.errors import DataError
 
 EVENTS = st.lists(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.data.preparing import event_sorter
 from freescale.data.preparing.preparation import ColumnNames, prepare
+from freescale.data.preparing.sorting import event_sorter
 from tests.data.raw_forms import histories, write
 from tests.effort import examples
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from freescale.data.columns.roles import ColumnNames
-from freescale.data.preparing import grouped_index
 from freescale.data.preparing.preparation import prepare
+from freescale.data.preparing.writing import grouped_index
 from freescale.data.sources.parquet import ParquetSource
 from freescale.data.stored.manifest import load_manifest
 from freescale.errors import DataError

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.data.preparing.item_counts import ItemCounts
+from freescale.data.preparing.writing.item_counts import ItemCounts
 
 ids = st.one_of(st.integers(0, 40), st.integers(-(2**63), 2**63 - 1))
 histories = st.lists(st.lists(ids, min_size=1, max_size=12), min_size=1, max_size=5)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from freescale.data import prepare
-from freescale.data.preparing.raw_format import RawSample, Reading
-from freescale.data.preparing.raw_input import format_names
+from freescale.data.preparing.reading.raw_format import RawSample, Reading
+from freescale.data.preparing.reading.raw_input import format_names
 from freescale.errors import DataError
 from freescale.registry import load_plugin, register
 from tests.data.raw_forms import BY_FILE, BY_TIME, EVENTS, TEXT_FORMS, histories, write

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from freescale.data.preparing.preparation import prepare
-from freescale.data.preparing.raw_input import check_input
+from freescale.data.preparing.reading.raw_input import check_input
 from freescale.errors import DataError
 from tests.data.raw_forms import BY_FILE, BY_TIME, EVENTS, TEXT_FORMS, histories, write
 from tests.prepared_data import made_up, write_dataset

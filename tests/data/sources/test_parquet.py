@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.data.preparing import dataset_writer
 from freescale.data.preparing.preparation import prepare
+from freescale.data.preparing.writing import dataset_writer
 from freescale.data.source import Histories, SequenceSource
 from freescale.data.sources.parquet import ParquetSource, RowRangeError
 from freescale.errors import DataError

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from freescale.data.log.origin import Words, nothing_new, unfinished
-from freescale.data.preparing.input_files import all_files
+from freescale.data.preparing.reading.input_files import all_files
 from freescale.data.stored.digest import sample_file
 from freescale.data.stored.storage import is_address, local_path
 from freescale.errors import DataError

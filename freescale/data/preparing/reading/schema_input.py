@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from freescale.data.columns.roles import ROLES, ColumnNames
-from freescale.data.preparing.raw_input import check_input
-from freescale.data.preparing.side_table import SideFile
+from freescale.data.preparing.reading.raw_input import check_input
+from freescale.data.preparing.reading.side_table import SideFile
 from freescale.data.schema.feature import STRUCTURAL, Feature, Schema
 from freescale.errors import DataError
 

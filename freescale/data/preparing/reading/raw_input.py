@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from freescale.data.excerpt import excerpt
-from freescale.data.preparing.event_columns import Events, features_of
-from freescale.data.preparing.input_files import files_of, other_files, partition_of
-from freescale.data.preparing.raw_format import RawFormat, RawSample, Reading, checked_chunks
+from freescale.data.preparing.reading.event_columns import Events, features_of
+from freescale.data.preparing.reading.input_files import files_of, other_files, partition_of
+from freescale.data.preparing.reading.raw_format import RawFormat, RawSample, Reading, checked_chunks
 from freescale.data.stored.manifest import DATASET_FILE, is_dataset, was_dataset
 from freescale.errors import DataError, nearest
 from freescale.registry import OUTSIDE, find, names
@@ -163,7 +163,7 @@ def _format(name: str) -> RawFormat:
             f"Format {name!r} is not complete",
             got="without " + ", ".join(member for member in needed if not hasattr(made, member)),
             allowed=", ".join(needed),
-            next_step="see `RawFormat` in freescale/data/preparing/raw_format.py",
+            next_step="see `RawFormat` in freescale/data/preparing/reading/raw_format.py",
         )
     return made
 

@@ -17,9 +17,9 @@ from freescale.data.columns.ids import IdKinds
 from freescale.data.columns.lists import Column, Lists, concat_columns
 from freescale.data.columns.roles import ColumnNames
 from freescale.data.columns.values import ValueReader
-from freescale.data.preparing.event_columns import Events
-from freescale.data.preparing.raw_format import Reading
-from freescale.data.preparing.raw_input import check_input, find_format, read_events
+from freescale.data.preparing.reading.event_columns import Events
+from freescale.data.preparing.reading.raw_format import Reading
+from freescale.data.preparing.reading.raw_input import check_input, find_format, read_events
 from freescale.data.schema.feature import Feature
 from freescale.data.schema.vocabulary import NONE
 from freescale.data.source import IntArray

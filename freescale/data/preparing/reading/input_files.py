@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote
 
-from freescale.data.preparing.raw_format import RawFormat, RawSample
+from freescale.data.preparing.reading.raw_format import RawFormat, RawSample
 
 _NOTHING = "__HIVE_DEFAULT_PARTITION__"
 

@@ -10,10 +10,10 @@ from types import MappingProxyType
 
 from freescale.data.columns.ids import ID_KINDS, ID_ROLES, IdKind, IdKinds, OtherIdsError
 from freescale.data.columns.values import ValueReader
-from freescale.data.preparing.event_sorter import EventSorter
-from freescale.data.preparing.raw_format import Reading
-from freescale.data.preparing.raw_input import read_events
-from freescale.data.preparing.side_table import SideFile, SideTable, read_side
+from freescale.data.preparing.reading.raw_format import Reading
+from freescale.data.preparing.reading.raw_input import read_events
+from freescale.data.preparing.reading.side_table import SideFile, SideTable, read_side
+from freescale.data.preparing.sorting.event_sorter import EventSorter
 from freescale.data.words.id_words import IdWords
 from freescale.errors import DataError
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from freescale.data.columns.roles import ROLES, ColumnNames, Sample, choose_columns
 from freescale.data.columns.values import ValueReader
 from freescale.data.formats._text_chunks import suffix_of, text_chunks
-from freescale.data.preparing.event_columns import Events
+from freescale.data.preparing.reading.event_columns import Events
 from freescale.errors import DataError
 
 _MAX_CHUNK_BYTES = 8 << 20

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from freescale.data.columns.dates import num_date_digits
 from freescale.data.columns.roles import ColumnNames, choose_columns
 from freescale.data.columns.split_text import is_listed
-from freescale.data.preparing.dataset_writer import write_catalogue
-from freescale.data.preparing.item_counts import ItemCounts
+from freescale.data.preparing.writing.dataset_writer import write_catalogue
+from freescale.data.preparing.writing.item_counts import ItemCounts
 from freescale.data.source import IntArray
 from freescale.data.stored.digest import add_arrays, digest_arrays, digest_footer
 from freescale.data.stored.manifest import FEATURE_DTYPES, LENGTHS_FILE, TIME_UNIT, save_manifest

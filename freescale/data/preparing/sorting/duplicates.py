@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from freescale.data.preparing.event_columns import Events
+from freescale.data.preparing.reading.event_columns import Events
 
 KEEP, DROP = "keep", "drop"
 DUPLICATES = (KEEP, DROP)

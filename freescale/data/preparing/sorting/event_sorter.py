@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from freescale.data.columns.lists import bytes_a_row, from_arrow, to_arrow
-from freescale.data.preparing.event_columns import (
+from freescale.data.preparing.reading.event_columns import (
     MAX_INT64,
     MIN_INT64,
     Events,

@@ -19,7 +19,7 @@ import pyarrow as pa
 from freescale.data.columns.ids import IdKinds
 from freescale.data.columns.lists import Column, plain_arrays, to_arrow
 from freescale.data.features.feature_statistics import FeatureStatistics
-from freescale.data.preparing.side_table import SideTable
+from freescale.data.preparing.reading.side_table import SideTable
 from freescale.data.schema.feature import Feature, Schema, legacy_schema, renamed_columns
 from freescale.data.source import IntArray
 from freescale.data.stored.digest import digest_arrays

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from freescale.data.columns.ids import ID_ROLES, IdKinds
 from freescale.data.columns.lists import Column, plain_arrays, to_arrow
-from freescale.data.preparing.event_columns import Events, concat_events
-from freescale.data.preparing.feature_writer import FeatureWriter
-from freescale.data.preparing.item_counts import ItemCounts
+from freescale.data.preparing.reading.event_columns import Events, concat_events
+from freescale.data.preparing.writing.feature_writer import FeatureWriter
+from freescale.data.preparing.writing.item_counts import ItemCounts
 from freescale.data.schema.feature import Schema
 from freescale.data.source import IntArray
 from freescale.data.stored.digest import add_arrays, digest_arrays

@@ -1,0 +1,1 @@
+"""Raw input: which files, which format, which columns, as flat arrays."""

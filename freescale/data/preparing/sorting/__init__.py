@@ -1,0 +1,1 @@
+"""Events sorted by user and time in bounded memory, and which of them are there twice."""
