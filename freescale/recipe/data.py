@@ -121,9 +121,8 @@ def build_source(
         schema=config.features.extra or None,
         on_change=on_change,
     )
-    if config.data.split == "leave_one_out" or isinstance(
-        source, LogSource
-    ):  # a log refuses it, with all else
+    # What a log makes of the key is told with all else that does not go with one.
+    if config.data.split == "leave_one_out" or isinstance(source, LogSource):
         return source
     return TemporalSource(source, valid_from=config.data.valid_from, test_from=config.data.test_from)
 
