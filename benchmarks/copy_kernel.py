@@ -98,4 +98,7 @@ def take_the_place_of_collective(num_blocks: int) -> None:
         def build(group: dist.ProcessGroup, facts: GroupFacts, timeout_s: float) -> Transport:
             return (ours if facts.on_gpu else find("collective")).build(group, facts, timeout_s)
 
-    choose.find_transport_kind = lambda name: Either if name == "collective" else find(name)
+    def found(name: str, **choices: Any) -> Any:
+        return Either if name == "collective" else find(name, **choices)
+
+    choose.find_transport_kind = found

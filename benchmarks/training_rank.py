@@ -85,11 +85,11 @@ def counted_rows(rows: str | None, out: Path) -> AbstractContextManager[None]:
     return counted_owners(out.with_suffix(f".rank-{os.environ['RANK']}"), every=rows == "every")
 
 
-def build_source_once(config: Config, *, cache: Path | None = None) -> Any:
+def build_source_once(config: Config, **choices: Any) -> Any:
     """The data set of a recipe, made when first asked for: millions of items take longer than these runs."""
     key = repr((config.data.path, config.synthetic, config.run.seed))
     if key not in SOURCES:
-        SOURCES[key] = build_source(config, cache=cache)
+        SOURCES[key] = build_source(config, **choices)
     return SOURCES[key]
 
 
