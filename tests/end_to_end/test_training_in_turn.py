@@ -1,4 +1,4 @@
-"""Ranks of benchmarks train one recipe after the other by one start; with every occurrence of a row on its way, too, and with another transport in the place of one."""
+"""Ranks of benchmarks train recipes by one start: every row sent, or a transport in the place of another."""
 
 from __future__ import annotations
 

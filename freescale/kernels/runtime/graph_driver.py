@@ -165,11 +165,11 @@ def _handles(nodes: Sequence[int]) -> Any:
 
 
 @functools.cache
-def driver_of(device: int) -> GraphDriver | None:
-    """For graphs of this GPU, which is the current one; None where its driver does not have what it takes."""
+def driver_of(device: int) -> GraphDriver | str:
+    """For graphs of this GPU, which is the current one; a text where its driver does not have what it takes."""
     try:
         driver = GraphDriver(ctypes.CDLL(_LIBRARY))
         driver.load()
-    except (OSError, GraphError):
-        return None
+    except (OSError, GraphError) as error:
+        return str(error)
     return driver

@@ -7,26 +7,35 @@ and 35 us where four ranks share a GPU. A kernel of one block takes 3 us.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from freescale.kernels.runtime.graph_driver import GraphDriver, GraphError, driver_of
 
 
-def finish_graph(graph: torch.cuda.CUDAGraph) -> None:
-    """Make a graph that was recorded with `keep_graph=True` ready to be replayed."""
+class Filled(NamedTuple):
+    """How many memsets kernels stand for now, and what the driver refused of the others."""
+
+    kernels: int
+    refused: str | None = None
+
+
+def finish_graph(graph: torch.cuda.CUDAGraph) -> str | None:
+    """Make a graph that was recorded with `keep_graph=True` ready to be replayed; why memsets stay in it, if so."""
     nodes = driver_of(torch.cuda.current_device())
-    if nodes is not None:
-        fill_by_kernels(graph.raw_cuda_graph(), nodes)
+    refused = nodes if isinstance(nodes, str) else fill_by_kernels(graph.raw_cuda_graph(), nodes).refused
     graph.instantiate()
+    return refused
 
 
-def fill_by_kernels(graph: int, nodes: GraphDriver) -> int:
-    """How many memsets kernels stand for now; where the driver refuses to look or to add, they stay what they are."""
-    count = 0
+def fill_by_kernels(graph: int, nodes: GraphDriver) -> Filled:
+    """Where the driver refuses to look or to add, memsets stay what they are."""
+    count, refused = 0, None
     try:
         found = nodes.nodes(graph)
-    except GraphError:
-        return count
+    except GraphError as error:
+        return Filled(0, str(error))
     for node in found:
         try:
             fill = nodes.fill_of(node)
@@ -34,13 +43,15 @@ def fill_by_kernels(graph: int, nodes: GraphDriver) -> int:
                 continue
             before, behind = nodes.before(node), nodes.behind(node)
             made = nodes.add(graph, fill, before=before)
-        except GraphError:
+        except GraphError as error:
+            refused = str(error)
             continue
         try:
             nodes.connect(graph, made, behind=behind)
-        except GraphError:
+        except GraphError as error:
+            refused = str(error)
             nodes.remove(made)
             continue
         nodes.remove(node)
         count += 1
-    return count
+    return Filled(count, refused)

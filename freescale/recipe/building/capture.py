@@ -53,6 +53,9 @@ def build_capture(
     def tell(reason: str) -> None:
         progress.notice(0, f"steps computed as usual, not replayed as CUDA graphs: {reason}")
 
+    def remark(text: str) -> None:
+        progress.notice(0, text)
+
     if config.run.capture == "off" or ranks.device.type != "cuda":
         return Capture()
     usual_tokens = sampler.usual_tokens(parts=config.optim.accumulate)[1]
@@ -65,7 +68,7 @@ def build_capture(
     if ranks.sum_on_cpu(torch.tensor([float(sizes is None)]), what="agree on CUDA graphs"):
         tell("batches have more pairs of tokens than gradients are kept for")
         return Capture()
-    recorder = Recorder(ranks.device, tell=tell)
+    recorder = Recorder(ranks.device, tell=tell, remark=remark)
     return assemble_capture(
         config,
         recorder,

@@ -61,6 +61,8 @@ class _Tape(AbstractContextManager["_Tape"]):
     def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
         self._pool, self._stream = pool, stream
         self.made: list[CutGraph] = []
+        self.slow_fills: str | None = None
+        """Why memsets stay in a recording."""
         self._running: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> _Tape:
@@ -72,7 +74,7 @@ class _Tape(AbstractContextManager["_Tape"]):
         if running is not None:
             running.__exit__(*error)
             if not any(error):
-                finish_graph(self.made[-1].graph)
+                self.slow_fills = finish_graph(self.made[-1].graph) or self.slow_fills
 
     def cut(self, number: int) -> None:
         """What follows belongs to another graph."""
@@ -93,11 +95,19 @@ class Recorder:
     Args:
         device: a GPU; elsewhere nothing is recorded.
         tell: told once why steps are computed as usual.
+        remark: told once why replays take longer than they could.
     """
 
-    def __init__(self, device: torch.device, *, tell: Callable[[str], None] = lambda reason: None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        tell: Callable[[str], None] = lambda reason: None,
+        remark: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self._on_gpu = device.type == "cuda"
         self._tell: Callable[[str], None] | None = tell
+        self._remark: Callable[[str], None] | None = remark
         self._failures = 0
         self._device, self._had_room = device, -1
         self._available: int | None = None
@@ -181,6 +191,9 @@ class Recorder:
             return None
         finally:
             self.held_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
+        if tape.slow_fills is not None and self._remark is not None:
+            self._remark(f"small memsets stay in recordings, some microseconds each: {tape.slow_fills}")
+            self._remark = None
         return tape.made
 
     def give_up(self, reason: str) -> None:
