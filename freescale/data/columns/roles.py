@@ -151,7 +151,7 @@ def _check_no_time_unused(path: Path, header: list[str], used: set[int], sample:
             f"{path} has a column that looks like time, and none is used: histories would be in file order",
             got=", ".join(map(repr, found)),
             allowed="a time column by name, or none on purpose",
-            next_step=f"`--time {found[0]}` orders events by it, `--time ''` keeps the order of the file",
+            next_step=f"`--time {found[0]}` orders events by it; `freescale prepare --time ''` keeps the file's order",
         )
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from freescale.data.stored.durable import write_durably
+from freescale.data.stored.manifest import LOG_AGAIN, LOG_FILE
 from freescale.errors import DataError
 
-LOG_FILE = "log.json"
 LOG_FORMAT = "freescale-log"
 LOG_VERSION = 1
 TARGETS_FILE = "targets.npy"
@@ -210,5 +210,5 @@ def damaged_log(path: Path, why: str) -> DataError:
     return DataError(
         f"{path} is missing or damaged",
         got=why,
-        next_step="windows of a log never change: put the file back as it was, or make the log anew",
+        next_step=LOG_AGAIN,
     )

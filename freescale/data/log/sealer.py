@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from freescale.data.log.log_file import (
-    LOG_FILE,
     Log,
     LogRules,
     WindowEntry,
@@ -37,7 +36,7 @@ from freescale.data.schema.reading import schema_from
 from freescale.data.source import IntArray
 from freescale.data.sources.parquet import ParquetSource
 from freescale.data.stored.durable import sync_folder, sync_tree
-from freescale.data.stored.manifest import is_dataset
+from freescale.data.stored.manifest import LOG_FILE, is_dataset
 from freescale.data.stored.storage import is_address, local_path
 from freescale.errors import DataError
 

@@ -22,7 +22,7 @@ from freescale.data.preparing.writing.dataset_writer import DatasetWriter
 from freescale.data.source import IntArray, ItemCatalog
 from freescale.data.sources.parquet import ParquetSource
 from freescale.data.stored.digest import digest_arrays
-from freescale.data.stored.manifest import LENGTHS_FILE, load_manifest, words_file
+from freescale.data.stored.manifest import LENGTHS_FILE, damaged, load_manifest, words_file
 from freescale.data.words.word_sorter import WordSorter
 
 _BLOCK_EVENTS = 1 << 21
@@ -132,9 +132,15 @@ def content_of(folder: Path) -> str:
     if "schema" in manifest:
         said["schema"] = manifest["schema"]
     said["shards"] = [[shard["row_groups"], shard["digest"]] for shard in manifest["shards"]]
-    arrays = [np.load(folder / file, allow_pickle=False) for file in (LENGTHS_FILE, TARGETS_FILE)]
-    said["arrays"] = digest_arrays(*arrays)
+    said["arrays"] = digest_arrays(*(_load_array(folder / file) for file in (LENGTHS_FILE, TARGETS_FILE)))
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _load_array(file: Path) -> Any:
+    try:
+        return np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise damaged(file, str(error)) from error
 
 
 class _Times:

@@ -13,6 +13,8 @@ import numpy as np
 from freescale.errors import DataError
 
 DATASET_FILE = "dataset.json"
+LOG_FILE = "log.json"
+"""Of a log, beside the folders of its windows, each of which is a data set."""
 LENGTHS_FILE = "lengths.npy"
 ITEMS_FILE = "items.parquet"
 WORD_FILES = {"user": "words-user.parquet", "item": "words-item.parquet"}
@@ -39,6 +41,7 @@ FEATURE_DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 _PREPARE_AGAIN = "run `freescale prepare INPUT OUT_DIR` again, or copy the data set again"
+LOG_AGAIN = "windows of a log never change: put the file back as it was, or make the log anew"
 _FIELDS = (("name", str), ("num_users", int), ("features", list), ("shards", list))
 
 
@@ -67,6 +70,8 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = _load(file)
     except OSError as error:
+        if _is_window(folder):
+            raise damaged(file, str(error)) from error
         raise DataError(
             f"{folder} is not a FreeScale data set: it has no readable {DATASET_FILE}",
             got=error.strerror,
@@ -129,7 +134,12 @@ def damaged(path: Path, why: str) -> DataError:
     for number, cure in _REFUSED.items():
         if os.strerror(number) in why:
             return DataError(f"The data set file {path} cannot be opened", got=why, next_step=cure)
-    return DataError(f"The data set file {path} is missing or damaged", got=why, next_step=_PREPARE_AGAIN)
+    again = LOG_AGAIN if _is_window(path.parent) else _PREPARE_AGAIN
+    return DataError(f"The data set file {path} is missing or damaged", got=why, next_step=again)
+
+
+def _is_window(folder: Path) -> bool:
+    return (folder.parent / LOG_FILE).exists()
 
 
 def _load(file: Path) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freescale.data import ColumnNames, ParquetSource, append_log, drop_windows, load_log
+from freescale.data import ColumnNames, LogSource, ParquetSource, append_log, drop_windows, load_log
 from freescale.errors import DataError
 from tests.data.log.reference import Event, ReferenceLog, check, window_rows, write_csv
 from tests.effort import examples, slow
@@ -184,6 +184,23 @@ def test_windows_that_are_not_as_they_were_are_refused_by_name(tmp_path: Path) -
     (tmp_path / "log" / "log.json").write_text("{")
     with pytest.raises(DataError, match="damaged"):
         append_log(tmp_path / "log", write_csv(tmp_path / "c.csv", SECOND))
+
+
+@pytest.mark.parametrize("name", ["lengths.npy", "targets.npy", "dataset.json", "shard-00000.parquet"])
+@pytest.mark.parametrize("left", [None, b"", b"{}"])
+def test_a_damaged_window_is_named_with_a_way_that_logs_have(
+    tmp_path: Path, name: str, left: bytes | None
+) -> None:
+    """Windows are prepared by nobody: who follows the advice of a data set has another log."""
+    append_log(tmp_path / "log", write_csv(tmp_path / "a.csv", FIRST))
+    file = tmp_path / "log" / "window-000000" / name
+    file.unlink() if left is None else file.write_bytes(left)
+    with pytest.raises(DataError) as caught:
+        LogSource(tmp_path / "log").read([0])
+    told = str(caught.value)
+    assert "prepare" not in told
+    assert "make the log anew" in told
+    assert name in told or "window-000000" in told
 
 
 def test_old_windows_may_be_deleted_and_the_chain_holds(tmp_path: Path) -> None:
