@@ -44,17 +44,14 @@ class StepExtension(Protocol):
     """Counts something in every step; may act on the sum over all ranks, as balanced routers do.
 
     Every rank has the same extensions in the same order, and each returns as many counts on every rank: they travel
-    in one tensor. `begin`, `counts` and `fields` are called for every step, in this order; on a GPU `fields` may come
-    after the next step has begun unless `needs_last_step`.
+    in one tensor. `begin`, `counts` and `fields` are called for every step, in this order; `fields` may come after the
+    next step has begun (on a GPU, or between machines) or the one after that (both), but before an evaluation or a
+    checkpoint. What acts on them and wants the one curve does so a fixed number of steps later, as balanced routers do.
     """
 
     @property
     def name(self) -> str:
         """Name of its event in the log, and what its tensors in a checkpoint begin with."""
-
-    @property
-    def needs_last_step(self) -> bool:
-        """Whether a step depends on what `fields` did with the counts of the one before."""
 
     def begin(self, ready: ReadyBatch) -> None:
         """A step begins with this batch, on this rank."""

@@ -207,9 +207,9 @@ def reports_of(run: Run) -> StepReports:
         progress=run.progress,
         accounts=run.accounts,
         channel=open_report_channel(run.ranks, kind=run.train_step.transport),
-        lag=lag_of(run.ranks, run.train_step.extensions),
+        lag=lag_of(run.ranks),
         stop=run.stop,
-        beside=is_beside(run.ranks, run.train_step.extensions),
+        beside=is_beside(run.ranks),
         tables=[name for name, plan in run.state.embedding.plans.items() if not plan.replicated],
     )
 

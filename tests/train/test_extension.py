@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from freescale.errors import ConfigError, TrainingError
 from freescale.train import StepExtension
-from freescale.train.log.reports import lag_of
 from freescale.train.loop import train
 from freescale.train.run import Run
 from freescale.train.state.checkpoint import Checkpoints
@@ -27,8 +25,6 @@ RECIPE = ("run.steps=6", "run.eval_every=3", "run.keep=9")
 
 class Parity:
     """Counts tokens of even and of odd items; keeps the totals in checkpoints."""
-
-    needs_last_step = False
 
     def __init__(self, name: str = "parity", field: str = "odd_tokens") -> None:
         self.name = name
@@ -139,11 +135,3 @@ def test_a_step_without_the_extensions_of_its_run_is_refused(tmp_path: Path) -> 
     state = dataclasses.replace(run.state, extensions=(*run.state.extensions, Parity()))
     with pytest.raises(ConfigError, match="state: ids, experts, parity; train_step: ids, experts"):
         dataclasses.replace(run, state=state)
-
-
-def test_steps_are_reported_at_once_where_one_depends_on_the_last() -> None:
-    gpu: Any = SimpleNamespace(device=torch.device("cuda"))
-    waits = Parity()
-    waits.needs_last_step = True  # type: ignore[misc]
-    assert lag_of(gpu, [Parity()]) == 1
-    assert lag_of(gpu, [Parity(), waits]) == 0

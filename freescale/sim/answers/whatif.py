@@ -288,7 +288,9 @@ def limit(setting: Setting, made: Simulated, shares: dict[str, float], contentio
         if hides and not inside and about_ids > 0.9 * float(made.durations.compute.mean()):
             return "ids between hosts"
         return "latency" if 2 * latency > 0.6 * moving else "links in the node" if inside else "network"
-    return "host" if worst == "host" else "SMs taken by exchanges"
+    if worst == "host":
+        return "host"
+    return ("cores" if setting.profile.device == "cpu" else "SMs") + " taken by exchanges"
 
 
 def table(

@@ -1,8 +1,9 @@
 """How evenly a run uses its experts: counted in every step over all ranks, balanced by it, told in the log.
 
 Counts travel with the loss of the step, in one sum over the ranks. From the summed counts every rank moves the same
-router biases by the same bits: balancing follows the one curve. The log gets a fixed number of fields, however many
-layers and experts there are.
+router biases by the same bits: balancing follows the one curve. Nobody waits for the counts of a step: they move biases
+three steps later, on every device and any number of ranks, when they have arrived whichever way they came. The log gets
+a fixed number of fields, however many layers and experts there are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from torch import Tensor, nn
 from freescale.balance import StepPlan
 from freescale.model import EXTRAS, moe_layers, nan_error
 from freescale.pipeline import ReadyBatch
+
+LATE = 3
+"""Steps from the one that is counted to the first whose routers know. A step is reported before the next one, behind it
+(on a GPU, or between machines), or behind one more (both)."""
 
 
 class ExpertLoad:
@@ -33,16 +38,25 @@ class ExpertLoad:
         self._layers = dict(moe_layers(model))
         self._sizes = [layer.num_experts + len(EXTRAS) for layer in self._layers.values()]
         self._since = [torch.zeros(layer.num_experts, dtype=torch.float64) for layer in self._layers.values()]
-
-    @property
-    def needs_last_step(self) -> bool:
-        """Where there are experts: routers choose by the counts of the step before."""
-        return bool(self._layers)
+        self._counted = torch.zeros(LATE, sum(self._sizes), dtype=torch.float64)
+        self._of_step = torch.full((LATE,), -1)
+        """Counts over all ranks that no router knows of yet, and of which step they are: each at its number % LATE."""
 
     def begin(self, ready: ReadyBatch) -> None:
         """A step begins; losses of routers are divided by the same count as every other loss."""
+        if not self._layers:
+            return
+        self._rebalance(ready.plan.step)
         for layer in self._layers.values():
             layer.global_tokens = max(1, ready.plan.global_tokens)
+
+    def _rebalance(self, step: int) -> None:
+        place = step % LATE
+        if self._of_step[place] != step - LATE:
+            return
+        for layer, tally in zip(self._layers.values(), self._counted[place].split(self._sizes)):
+            layer.router.rebalance(tally)
+        self._of_step[place] = -1
 
     def counts(self, step: int) -> Tensor:
         """What this rank's tokens did since the last call, to be summed over the ranks; may be empty."""
@@ -57,12 +71,13 @@ class ExpertLoad:
                 raise nan_error(int(tally[-1]), where=f" of {name}")
 
     def fields(self, summed: Tensor, plan: StepPlan) -> dict[str, float]:
-        """Give the routers the counts of the whole step; returns the fields of its log line."""
+        """Keep the counts of the whole step for the routers; returns the fields of its log line."""
         if not self._layers:
             return {}
+        self._counted[plan.step % LATE] = summed
+        self._of_step[plan.step % LATE] = plan.step
         tallies = summed.split(self._sizes)
         for layer, since, tally in zip(self._layers.values(), self._since, tallies):
-            layer.router.rebalance(tally)
             since += tally[: layer.num_experts]
         extras = sum(tally[-len(EXTRAS) :] for tally in tallies) / (max(1, plan.global_tokens) * len(tallies))
         aux, z, *_ = extras.tolist()
@@ -80,8 +95,8 @@ class ExpertLoad:
         return {**fields, "tokens_per_expert": tokens}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Nothing: biases of routers are buffers of the model."""
-        return {}
+        """What routers do not know of yet; their biases are buffers of the model."""
+        return {"counted": self._counted, "of_step": self._of_step} if self._layers else {}
 
     def restored(self) -> None:
         """Nothing to bring in line."""

@@ -1,8 +1,7 @@
 """The line of every step: its numbers read back, summed over the ranks, handed to the accounts.
 
 On a GPU a step is reported when the next one has been queued: its loss has then long arrived, and the device never
-stands idle for a host that waits for it. Where an extension needs the counts of a step before the next one begins, as
-routers do that are balanced by them, steps are reported at once.
+stands idle for a host that waits for it.
 """
 
 from __future__ import annotations
@@ -192,18 +191,14 @@ def open_report_channel(ranks: Ranks, *, kind: str = "auto") -> Transport:
     return open_cpu_channel(ranks.control, device=ranks.device, kind=kind, timeout_s=ranks.timeout_s)
 
 
-def lag_of(ranks: Ranks, extensions: Sequence[StepExtension]) -> int:
+def lag_of(ranks: Ranks) -> int:
     """How many steps may be queued before one is reported."""
-    return 1 if ranks.device.type == "cuda" and not _at_once(extensions) else 0
+    return 1 if ranks.device.type == "cuda" else 0
 
 
-def is_beside(ranks: Ranks, extensions: Sequence[StepExtension]) -> bool:
-    """Whether numbers are added up beside the next step: where they travel between machines, and nobody needs them."""
-    return ranks.num_ranks > 1 and not on_one_machine() and not _at_once(extensions)
-
-
-def _at_once(extensions: Sequence[StepExtension]) -> bool:
-    return any(extension.needs_last_step for extension in extensions)
+def is_beside(ranks: Ranks) -> bool:
+    """Whether numbers are added up beside the next step: where they travel between machines."""
+    return ranks.num_ranks > 1 and not on_one_machine()
 
 
 def write_step(progress: Progress, accounted: AccountedStep) -> None:

@@ -20,6 +20,7 @@ from freescale.sim.answers.whatif import (
     EVERYTHING,
     LADDER,
     Failures,
+    limit,
     plan,
     predict,
     reduction,
@@ -33,6 +34,7 @@ from freescale.sim.costs.setting import Features, Setting
 from freescale.sim.inputs.cluster import load_cluster
 from freescale.sim.inputs.profile import Timing, load_profile
 from freescale.sim.inputs.workload import Workload, draw_lengths
+from freescale.trace import CAUSES
 from tests.effort import examples
 
 FEATURES = st.builds(
@@ -197,6 +199,14 @@ def test_the_longest_sample_is_named_as_the_limit() -> None:
     assert one.straggler > 0.25
     windowed = predict(where, replace(EVERYTHING, window=8), num_ranks=64, num_steps=16, plan_steps=16)
     assert windowed.bubble < one.bubble
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu", "cores"), ("cuda", "SMs")])
+def test_what_exchanges_take_from_the_compute_is_what_the_device_has(device: str, name: str) -> None:
+    where = setting()
+    where = replace(where, profile=replace(where.profile, device=device))
+    shares = dict.fromkeys(CAUSES, 0.01)
+    assert limit(where, made=object(), shares=shares, contention=0.2) == f"{name} taken by exchanges"  # type: ignore[arg-type]
 
 
 def test_a_slow_rank_holds_up_those_who_do_not_know_it() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from freescale.errors import TrainingError
 from freescale.model.parts.moe import MoE, moe_layers
-from freescale.train.log.expert_load import ExpertLoad, load_fields
+from freescale.train.log.expert_load import LATE, ExpertLoad, load_fields
 
 
 def make_model(layers: int = 2) -> nn.Module:
@@ -19,12 +19,12 @@ def make_model(layers: int = 2) -> nn.Module:
     return nn.Sequential(*(MoE(dim=4, hidden=3, num_experts=5, top_k=2) for _ in range(layers)))
 
 
-def plan_of(global_tokens: int) -> Any:
-    return SimpleNamespace(global_tokens=global_tokens)
+def plan_of(global_tokens: int, step: int = 0) -> Any:
+    return SimpleNamespace(global_tokens=global_tokens, step=step)
 
 
-def ready_of(global_tokens: int) -> Any:
-    return SimpleNamespace(plan=plan_of(global_tokens))
+def ready_of(global_tokens: int, step: int = 0) -> Any:
+    return SimpleNamespace(plan=plan_of(global_tokens, step))
 
 
 def test_fields_tell_the_worst_layer() -> None:
@@ -43,7 +43,6 @@ def test_fields_tell_the_worst_layer() -> None:
 def test_counts_of_a_step_go_to_the_routers_and_to_the_log() -> None:
     model = make_model()
     load = ExpertLoad(model)
-    assert load.needs_last_step
     load.begin(ready_of(100))
     model(torch.randn(30, 4))
     taken = load.counts(0)
@@ -52,6 +51,10 @@ def test_counts_of_a_step_go_to_the_routers_and_to_the_log() -> None:
     assert set(fields) == {"expert_max", "expert_entropy", "expert_dead", "expert_aux", "expert_z"}
     picture = load.picture()
     assert picture is not None
+    for step in range(1, LATE):
+        load.begin(ready_of(100, step))
+        assert not any(layer.router.bias.any() for _, layer in moe_layers(model))
+    load.begin(ready_of(100, LATE))
     for name, layer in moe_layers(model):
         assert layer.global_tokens == 100
         counts = picture["tokens_per_expert"][name]
@@ -61,10 +64,45 @@ def test_counts_of_a_step_go_to_the_routers_and_to_the_log() -> None:
     assert sum(map(sum, load.picture()["tokens_per_expert"].values())) == 0
 
 
+def biases_after(steps: int, *, told_after: int, resumed_at: int | None = None) -> list[list[float]]:
+    """Biases of every step; its counts are told so many steps later, all of them before a checkpoint."""
+    model = make_model(1)
+    load, (router,) = ExpertLoad(model), [layer.router for _, layer in moe_layers(model)]
+    waiting: list[tuple[int, Any]] = []
+    seen = []
+    for step in range(steps):
+        if step == resumed_at:
+            while waiting:
+                number, counts = waiting.pop(0)
+                load.fields(counts, plan_of(9, number))
+            kept = {name: value.clone() for name, value in load.state_dict().items()}
+            load = ExpertLoad(model)
+            for name, value in load.state_dict().items():
+                value.copy_(kept[name])
+        load.begin(ready_of(9, step))
+        model(torch.randn(9, 4, generator=torch.Generator().manual_seed(step)))
+        seen.append(router.bias.tolist())
+        waiting.append((step, load.counts(step)))
+        while len(waiting) > told_after:
+            number, counts = waiting.pop(0)
+            load.fields(counts, plan_of(9, number))
+    return seen
+
+
+def test_biases_do_not_depend_on_when_counts_come() -> None:
+    """At once on a CPU, a step later on a GPU or between machines, two steps later where both are."""
+    at_once = biases_after(12, told_after=0)
+    assert [any(step) for step in at_once[: LATE + 1]] == [False] * LATE + [True]
+    assert biases_after(12, told_after=1) == at_once
+    assert biases_after(12, told_after=2) == at_once
+    for resumed_at in range(1, 8):
+        assert biases_after(12, told_after=2, resumed_at=resumed_at) == at_once
+
+
 def test_a_model_without_experts_says_nothing() -> None:
     load = ExpertLoad(nn.Linear(2, 2))
-    assert not load.needs_last_step
     load.begin(ready_of(3))
+    assert load.state_dict() == {}
     assert len(load.counts(0)) == 0
     assert load.fields(load.counts(0), plan_of(3)) == {}
     assert load.picture() is None

@@ -29,7 +29,7 @@ RECIPE = (*SMALL, "run.steps=11", "run.eval_every=4", "run.checkpoint_every=3", 
 
 
 def late(monkeypatch: pytest.MonkeyPatch, lag: int) -> None:
-    monkeypatch.setattr("freescale.train.loop.lag_of", lambda ranks, extensions: lag)
+    monkeypatch.setattr("freescale.train.loop.lag_of", lambda ranks: lag)
     # As on a GPU, whose losses are looked at when they are reported.
     monkeypatch.setattr(Readback, "here", property(lambda self: lag == 0))
 
@@ -46,7 +46,12 @@ def told(event: dict[str, object]) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     "keys",
-    [slow(()), slow(("optim.clip_norm=0.1",)), ("optim.clip_norm=0.1", "embedding.id_map=zero_collision")],
+    [
+        slow(()),
+        slow(("optim.clip_norm=0.1",)),
+        ("optim.clip_norm=0.1", "embedding.id_map=zero_collision"),
+        ("ffn.kind=moe", "ffn.hidden=16", "moe.experts=4", "moe.top_k=2", "moe.aux_loss=0.01"),
+    ],
 )
 def test_a_late_report_says_what_one_at_once_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
