@@ -22,7 +22,7 @@ from tests.machine import Calm, Stolen
 from tests.warm_python import warm_python
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("ci", max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(THOROUGH, settings.get_profile("ci"), max_examples=1000)  # `make test-slow`
 settings.load_profile("ci")
 

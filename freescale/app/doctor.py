@@ -120,7 +120,7 @@ def check_busy_time() -> str:
     from freescale.comm.world import Ranks
     from freescale.recipe import build_run, build_source, load_config
     from freescale.trace import record_into, total
-    from freescale.train import AccountedStep, Progress, open_nvml, take_steps
+    from freescale.train import AccountedStep, Progress, take_steps
 
     seen: list[AccountedStep] = []
     device = torch.device("cuda", torch.cuda.current_device())
@@ -139,8 +139,6 @@ def check_busy_time() -> str:
         problem = "" if run.accounts.busy is None else run.accounts.busy.times.problem
         raise RuntimeError(f"busy time unknown: {problem}")
     parts = total(step.ranks[0] for step in steps)
-    driver = open_nvml(device)
-    checked = f"; not checked against the driver: {driver}" if isinstance(driver, str) else ""
     step_ms = 1000 * parts.total / len(steps)
-    told = f"{parts.share('compute'):.0%} of a step of {step_ms:.1f} ms of the default recipe{checked}"
+    told = f"{parts.share('compute'):.0%} of a step of {step_ms:.1f} ms of the default recipe"
     return f"{told}. {host_bound(parts.share('host'))}".strip()

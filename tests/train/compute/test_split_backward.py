@@ -56,6 +56,42 @@ def test_every_model_learns_the_same_bits(num_ranks: int, model: str, tmp_path: 
     run_on_ranks(both_ways, num_ranks, MODELS[model], tmp_path, 12, timeout=110)
 
 
+def long_and_resumed(rank: int, recipe: tuple[str, ...], folder: Path) -> None:
+    """300 steps in both orders; a run that goes on from the middle of one in the other has their bits, too."""
+    dense_gradients.on_one_machine = lambda: dist.get_world_size() > 2
+    recipe = (
+        *recipe,
+        "run.steps=300",
+        "run.eval_every=0",
+        "pipeline.decide_every=null",
+        "balance.refit_every=null",
+    )
+    recipe = (
+        *recipe,
+        "run.checkpoint_every=150",
+        "run.keep=9",
+        "optim.schedule=cosine",
+        "optim.warmup_steps=20",
+    )
+    plain = train_small((*recipe, PLAIN), folder / "plain")
+    ours = train_small((*recipe, POSTPONED), folder / "postponed")
+    assert len(ours["losses"]) == 300
+    assert_same_bits(ours, plain)
+    saved = folder / "plain" / "checkpoints" / "step-00000150"
+    again = train_small((*recipe, POSTPONED), folder / "again", resume_from=saved)
+    assert_same_bits(again, plain, first_step=150)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "change", [(), ("optim.accumulate=2", "optim.clip_norm=0.1")], ids=["", "clipped, in parts"]
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_three_hundred_steps_have_the_same_bits(model: str, change: tuple[str, ...], tmp_path: Path) -> None:
+    run_on_ranks(long_and_resumed, 2, (*MODELS[model], *change), tmp_path, timeout=380)
+
+
 @pytest.mark.parametrize(
     "change",
     [
