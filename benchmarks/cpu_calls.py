@@ -1,8 +1,8 @@
 """What a step of a small model asks of Python on CPU ranks: calls of the training thread, and its length.
 
-The same recipe by this code and by an earlier checkout, in turns. Calls are counted by the interpreter, in runs of their
-own: two runs of different length differ by whole steps, so what begins and ends a run drops out. Lengths are medians of
-the steps behind the warm-up, from metrics.jsonl, of runs nobody counts in. Checked first: both learn.
+The same recipe by this code and by an earlier checkout, in turns. Calls are counted by the interpreter, in runs of
+their own: two runs of different length differ by whole steps, so what begins and ends a run drops out. Lengths are
+medians of the steps behind the warm-up, from metrics.jsonl, of runs nobody counts in. Checked first: both learn.
 
     python benchmarks/cpu_calls.py --before ROOT [--rounds 3] [KEY=VALUE ...]
 """
@@ -74,7 +74,9 @@ def run(root: Path, folder: Path, *, steps: int, ranks: int, keys: list[str], co
 def calls_a_step(root: Path, folder: Path, keys: list[str]) -> float:
     """Python functions that the training thread calls in a step of one rank."""
     found = []
-    run(root, folder / "compiled", steps=SHORT, ranks=1, keys=keys)  # what is compiled once is in no difference
+    run(
+        root, folder / "compiled", steps=SHORT, ranks=1, keys=keys
+    )  # what is compiled once is in no difference
     for steps in (SHORT, LONG):
         out = run(root, folder / f"calls-{steps}", steps=steps, ranks=1, keys=keys, counted=True)
         found.append(int(out.rsplit("calls ", 1)[1]))
