@@ -284,8 +284,8 @@ def test_prioritized_training_has_the_bits_of_the_plain_path(kind: str) -> None:
     assert run_on_gpu(prioritized_bits, 2, kind) == [True, True]
 
 
-def steps_without_waiting(rank: int, folder: str) -> int:
-    """Whole training steps, prioritized; a call that makes the host wait for the GPU is an error."""
+def steps_without_waiting(rank: int, folder: str, changes: tuple[str, ...]) -> int:
+    """Whole training steps; a call that makes the host wait for the GPU is an error."""
     from freescale.comm.world.ranks import Ranks
     from freescale.recipe import build_run, build_source, load_config
     from freescale.train.log.events import Progress
@@ -299,9 +299,8 @@ def steps_without_waiting(rank: int, folder: str) -> int:
         "embedding.replicate_below_mb=0",
         "pipeline.decide_every=null",
         "balance.refit_every=null",
-        "comm.transport=copy_engine",
     )
-    config = load_config(None, [*SMALL, *keys, f"run.out={folder}"])
+    config = load_config(None, [*SMALL, *keys, *changes, f"run.out={folder}"])
     world = dist.group.WORLD
     ranks = Ranks(rank=rank, num_ranks=2, device=GPU, group=world, control=world, background=dist.new_group())
     run = build_run(config, build_source(config), ranks, Progress())
@@ -316,5 +315,20 @@ def steps_without_waiting(rank: int, folder: str) -> int:
     return reports.lag
 
 
-def test_the_host_never_waits_for_the_gpu_in_a_step(tmp_path: Path) -> None:
-    assert run_on_gpu(steps_without_waiting, 2, str(tmp_path)) == [1, 1]
+@pytest.mark.parametrize("transport", ["copy_engine", "host_staged"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        (),
+        ("pipeline.prioritized=false",),
+        ("pipeline.postpone=on",),
+        ("optim.accumulate=2", "optim.clip_norm=0.5"),
+        ("ffn.kind=moe", "ffn.hidden=16", "moe.experts=4", "moe.top_k=2"),
+    ],
+    ids=str,
+)
+def test_the_host_never_waits_for_the_gpu_in_a_step(
+    tmp_path: Path, transport: str, change: tuple[str, ...]
+) -> None:
+    changes = (f"comm.transport={transport}", *change)
+    assert run_on_gpu(steps_without_waiting, 2, str(tmp_path), changes) == [1, 1]
