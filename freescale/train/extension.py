@@ -45,13 +45,17 @@ class StepExtension(Protocol):
 
     Every rank has the same extensions in the same order, and each returns as many counts on every rank: they travel
     in one tensor. `begin`, `counts` and `fields` are called for every step, in this order; `fields` may come after the
-    next step has begun (on a GPU, or between machines) or the one after that (both), but before an evaluation or a
-    checkpoint. What acts on them and wants the one curve does so a fixed number of steps later, as balanced routers do.
+    next step has begun (on a GPU, or between machines), or the one after that (both) unless it `acts`; always before an
+    evaluation or a checkpoint. Who acts on the counts of a step and wants the one curve does so two steps later.
     """
 
     @property
     def name(self) -> str:
         """Name of its event in the log, and what its tensors in a checkpoint begin with."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether the step after the next depends on what `fields` is told of a step."""
 
     def begin(self, ready: ReadyBatch) -> None:
         """A step begins with this batch, on this rank."""

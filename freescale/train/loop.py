@@ -209,7 +209,7 @@ def reports_of(run: Run) -> StepReports:
         channel=open_report_channel(run.ranks, kind=run.train_step.transport),
         lag=lag_of(run.ranks),
         stop=run.stop,
-        beside=is_beside(run.ranks),
+        beside=is_beside(run.ranks, run.train_step.extensions),
         tables=[name for name, plan in run.state.embedding.plans.items() if not plan.replicated],
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from freescale.errors import ConfigError, TrainingError
 from freescale.train import StepExtension
+from freescale.train.log import reports
 from freescale.train.loop import train
 from freescale.train.run import Run
 from freescale.train.state.checkpoint import Checkpoints
@@ -25,6 +27,8 @@ RECIPE = ("run.steps=6", "run.eval_every=3", "run.keep=9")
 
 class Parity:
     """Counts tokens of even and of odd items; keeps the totals in checkpoints."""
+
+    acts = False
 
     def __init__(self, name: str = "parity", field: str = "odd_tokens") -> None:
         self.name = name
@@ -135,3 +139,14 @@ def test_a_step_without_the_extensions_of_its_run_is_refused(tmp_path: Path) -> 
     state = dataclasses.replace(run.state, extensions=(*run.state.extensions, Parity()))
     with pytest.raises(ConfigError, match="state: ids, experts, parity; train_step: ids, experts"):
         dataclasses.replace(run, state=state)
+
+
+def test_who_acts_is_told_before_the_step_after_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's steps are reported one behind; beside the next one, between machines, that would be two."""
+    monkeypatch.setattr(reports, "on_one_machine", lambda: False)
+    cpu, gpu = (SimpleNamespace(device=torch.device(kind), num_ranks=2) for kind in ("cpu", "cuda"))
+    acting = Parity()
+    acting.acts = True  # type: ignore[misc]
+    beside = [reports.is_beside(ranks, [Parity(), one]) for ranks in (cpu, gpu) for one in (Parity(), acting)]  # type: ignore[arg-type]
+    assert beside == [True, True, True, False]
+    assert (reports.lag_of(cpu), reports.lag_of(gpu)) == (0, 1)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ the balance are defined on the GLOBAL batch, so that the curve does not depend o
 
   * a loss is a sum over tokens, divided by the global number of tokens like every other loss (`MoE.global_tokens`);
   * the auxiliary loss weighs each expert's score by the share of tokens it got. That share is of an earlier step (in
-    a run, three before), counted over all ranks and micro-batches: within a step nobody knows it, and as a constant
+    a run, two before), counted over all ranks and micro-batches: within a step nobody knows it, and as a constant
     it keeps the loss a sum over tokens;
   * the selection bias moves once a step by the same global counts (after the idea of arXiv 2408.15664).
 """

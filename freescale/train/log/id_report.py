@@ -28,6 +28,8 @@ class IdReport:
         table: whose map it is, where there are several.
     """
 
+    acts = False
+
     def __init__(self, id_map: IdMap, ranks: Ranks, *, table: str = "") -> None:
         self.name = f"ids_{table}" if table else "ids"
         self._prefix = f"{table}_" if table else ""

@@ -196,9 +196,10 @@ def lag_of(ranks: Ranks) -> int:
     return 1 if ranks.device.type == "cuda" else 0
 
 
-def is_beside(ranks: Ranks) -> bool:
-    """Whether numbers are added up beside the next step: where they travel between machines."""
-    return ranks.num_ranks > 1 and not on_one_machine()
+def is_beside(ranks: Ranks, extensions: Sequence[StepExtension]) -> bool:
+    """Whether numbers are added up beside the next step: where they travel between machines, and would not be late."""
+    late = lag_of(ranks) > 0 and any(extension.acts for extension in extensions)
+    return ranks.num_ranks > 1 and not on_one_machine() and not late
 
 
 def write_step(progress: Progress, accounted: AccountedStep) -> None:
