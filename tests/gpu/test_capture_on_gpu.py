@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,50 @@ def test_no_thread_waits_for_the_gpu_in_a_steady_step(tmp_path: Path, keys: tupl
     allowed = {"ahead_0"} if run.state.learns_ids else set()
     assert set(waited) <= allowed
     assert steady > 10
+
+
+WAIT = re.compile(r"cu(da)?(Device|Ctx|Stream|Event)Synchronize.*")
+PROFILED = range(60, 70)
+"""Steps behind the watches of a run, which use the profiler, too."""
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("run.capture=auto",),
+        ("run.capture=off",),
+        ("optim.accumulate=2", "optim.clip_norm=0.5"),
+        ("ffn.kind=moe", "model.dtype=bfloat16", "model.dim=16"),
+    ],
+    ids=str,
+)
+def test_a_profile_has_no_wait_but_for_numbers_of_the_step_before(
+    tmp_path: Path, keys: tuple[str, ...]
+) -> None:
+    """These are events, asked for behind a whole step that is queued: of the loss, and of what is counted beside it."""
+    run, _ = make_run(tmp_path, "run.steps=80", *keys)
+    reports = reports_of(run)
+    assert reports.lag == 1
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    profile = torch.profiler.profile(activities=activities)
+    with run.open_schedule(0) as schedule:
+        run.accounts.begin(1)
+        for ready in timed_batches(schedule, 0):
+            if ready.plan.step == PROFILED.start:
+                profile.start()
+            with torch.profiler.record_function(f"step {ready.plan.step}"):
+                result = run.train_step.run(ready, schedule)
+                reports.add(ready, result, seconds=run.accounts.end_step())
+            if ready.plan.step == PROFILED.stop - 1:
+                profile.stop()  # waits itself, behind the last step
+        reports.flush()
+    events = list(profile.events())
+    steps = [event.time_range for event in events if event.name.startswith("step ")]
+    first, last = min(step.start for step in steps), max(step.end for step in steps)
+    assert len({event.name for event in events if event.name.startswith("step ")}) == len(PROFILED)
+    waits = [e.name for e in events if WAIT.match(e.name) and first <= e.time_range.start < last]
+    assert set(waits) <= {"cudaEventSynchronize"}, Counter(waits)
+    assert len(waits) <= (1 + len(run.train_step.extensions)) * len(PROFILED), Counter(waits)
 
 
 def test_all_sizes_are_recorded_at_the_start(tmp_path: Path) -> None:
