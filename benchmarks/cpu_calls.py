@@ -104,6 +104,9 @@ def main() -> None:
     options = parser.parse_args()
     now = Path(__file__).parents[1]
     sides = {"now": now, **({"before": options.before.resolve()} if options.before else {})}
+    for root in sides.values():
+        if not (root / "freescale" / "__main__.py").exists():
+            raise SystemExit(f"FAILED: {root} is no checkout: it has no freescale/__main__.py")
     rows: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

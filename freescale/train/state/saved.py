@@ -109,7 +109,7 @@ def load_tensors(path: Path, tensors: Mapping[str, Tensor], *, ranks: Ranks) -> 
         failure = CheckpointError(
             "the checkpoint does not fit this model",
             got=f"{path}: {error}",
-            next_step="use the recipe the run was started with (RUN_DIR/config.yaml)",
+            next_step="use the recipe the run was started with (RUN_DIR/config.yaml), and the version of FreeScale",
         )
     except FreeScaleError as error:
         failure = error
