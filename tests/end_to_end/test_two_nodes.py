@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.effort import slow
 from tests.nodes import PORT, nodes, why_no_nodes
 from tests.small_run import SMALL
 
@@ -21,14 +22,22 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
+EXPERTS = ("ffn.kind=moe", "ffn.hidden=16", "moe.experts=4", "moe.top_k=2", "moe.aux_loss=0.01")
+"""Their counts arrive beside the next step here, and move biases in the one after it, as on one machine."""
+
+
 @pytest.mark.timeout(300)  # the launcher, its agents and two ranks: slow where others have the cores
-def test_two_machines_have_the_losses_of_one_process(tmp_path: Path, python: str) -> None:
+@pytest.mark.parametrize("change", [(), slow(EXPERTS)], ids=["", "experts"])
+def test_two_machines_have_the_losses_of_one_process(
+    tmp_path: Path, python: str, change: tuple[str, ...]
+) -> None:
     if reason := why_no_nodes():
         pytest.skip(reason)
-    train = [python, "-m", "freescale", "train", *RECIPE, f"run.out={tmp_path}/one"]
+    recipe = (*RECIPE, *change)
+    train = [python, "-m", "freescale", "train", *recipe, f"run.out={tmp_path}/one"]
     subprocess.run(train, check=True, capture_output=True)
     there = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=node-a:{PORT}"]
-    train = [python, "-m", "torch.distributed.run", *there, "-m", "freescale", "train", *RECIPE]
+    train = [python, "-m", "torch.distributed.run", *there, "-m", "freescale", "train", *recipe]
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     with nodes(2, delay_ms=1) as machines:
         running = [
