@@ -74,9 +74,8 @@ def run(root: Path, folder: Path, *, steps: int, ranks: int, keys: list[str], co
 def calls_a_step(root: Path, folder: Path, keys: list[str]) -> float:
     """Python functions that the training thread calls in a step of one rank."""
     found = []
-    run(
-        root, folder / "compiled", steps=SHORT, ranks=1, keys=keys
-    )  # what is compiled once is in no difference
+    # What is compiled once is in no difference.
+    run(root, folder / "compiled", steps=SHORT, ranks=1, keys=keys)
     for steps in (SHORT, LONG):
         out = run(root, folder / f"calls-{steps}", steps=steps, ranks=1, keys=keys, counted=True)
         found.append(int(out.rsplit("calls ", 1)[1]))
