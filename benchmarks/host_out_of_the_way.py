@@ -5,7 +5,8 @@ same padded batches computed as usual (losses, weights, moments, table), with an
 has written; padded and plain batches follow one curve. Then whole training steps, loading and updates included, in
 rounds that take turns. --before names the root of another checkout, whose steps are measured by a process of its own.
 
-    python benchmarks/host_out_of_the_way.py [--rounds 3] [--steps 150] [--before PATH] [--only A,B] [--profile]
+    python benchmarks/host_out_of_the_way.py [--rounds 3] [--steps 150] [--before PATH] [--only A,B,C,E] [--profile]
+    python benchmarks/host_out_of_the_way.py --only A --ways replayed,unwatched,unaccounted --steps 600    # accounts
 
 --profile shows instead what the threads of a rank do in a steady step: core time of each, and calls of the one that
 trains and of the one that makes batches ready.
@@ -87,6 +88,18 @@ WORKLOADS = {
         ),
     ),
 }
+EXPERTS = ("ffn.kind=moe", "ffn.hidden=120", "moe.experts=8", "moe.top_k=2")
+WORKLOADS["E"] = (
+    "HSTU 2 x 128 with 8 experts a layer, two a token, histories of the first",
+    (*WORKLOADS["A"][1], "model.dim=128", *EXPERTS),
+)
+WAYS = {
+    "usual": ("run.capture='off'",),
+    "replayed": ("run.capture=auto",),
+    "unwatched": ("run.capture=auto", "trace.kernels=false"),
+    "unaccounted": ("run.capture=auto", "trace.enabled=false"),
+}
+"""Name -> keys; the last two replay without kernels being seen, and without any accounts."""
 PEAK_TFLOPS = 989.4
 CHECKED = (
     "synthetic.users=2000",
@@ -230,9 +243,11 @@ def step_times(keys: tuple[str, ...], *, steps: int, warm: int) -> dict[str, flo
     }
 
 
-def mfu(name: str, row: dict[str, Any]) -> float:
-    """Share of the peak: products of the layers, and attention, forward and backward."""
+def mfu(name: str, row: dict[str, Any]) -> float | None:
+    """Share of the peak: products of layers and attention, forward and backward; none with feed-forward parts."""
     keys = dict(key.split("=") for key in WORKLOADS[name][1])
+    if "ffn.kind" in keys:
+        return None
     dim, layers = int(keys["model.dim"]), int(keys["model.layers"])
     work = 6 * row["tokens"] * layers * 5 * dim**2 + 7 * dim * layers * row["squares"]
     return work / (row["ms"] / 1e3) / (PEAK_TFLOPS * 1e12)
@@ -297,8 +312,7 @@ def measure(
     name: str, *, rounds: int, steps: int, warm: int, before: str | None, wanted: list[str]
 ) -> dict[str, Any]:
     _, keys = WORKLOADS[name]
-    ways = {"usual": (*keys, "run.capture='off'"), "replayed": (*keys, "run.capture=auto")}
-    ways = {way: ways[way] for way in wanted}
+    ways = {way: (*keys, *WAYS[way]) for way in wanted}
     found: dict[str, list[dict[str, float]]] = {way: [] for way in (*(["before"] if before else []), *ways)}
     for _ in range(rounds):
         if before:
@@ -345,6 +359,10 @@ def main() -> None:
     parser.add_argument("--no-check", action="store_true", help="where the check has just passed")
     parser.add_argument("--one", default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    unknown = [name for name in options.only.split(",") if name not in WORKLOADS]
+    unknown += [way for way in options.ways.split(",") if way not in WAYS]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: --only takes {', '.join(WORKLOADS)}, --ways {', '.join(WAYS)}")
     if options.one:
         keys, steps, warm = json.loads(options.one)
         print(json.dumps(step_times(tuple(keys), steps=steps, warm=warm)))
@@ -363,7 +381,7 @@ def main() -> None:
             f"and {checked['padded_against_plain_bf16']:.1e} (bf16)"
         )
     rows = {}
-    print(f"{'':4}{'steps':<10}{'ms':>8}{'range':>18}{'median':>9}{'replayed':>10}{'tokens':>9}{'MFU':>8}")
+    print(f"{'':4}{'steps':<13}{'ms':>8}{'range':>18}{'median':>9}{'replayed':>10}{'tokens':>9}{'MFU':>8}")
     for name in options.only.split(","):
         rows[name] = measure(
             name,
@@ -375,11 +393,12 @@ def main() -> None:
         )
         print(WORKLOADS[name][0])
         for way, row in rows[name].items():
-            row["mfu"] = round(mfu(name, row), 4)
+            share = mfu(name, row)
+            row["mfu"] = None if share is None else round(share, 4)
             span = f"{row['from']:.2f} - {row['to']:.2f}"
             print(
-                f"{name:4}{way:<10}{row['ms']:>8.2f}{span:>18}{row['median_step_ms']:>9.2f}"
-                f"{row['captured']:>10.0%}{row['tokens']:>9,}{row['mfu']:>8.1%}",
+                f"{name:4}{way:<13}{row['ms']:>8.2f}{span:>18}{row['median_step_ms']:>9.2f}"
+                f"{row['captured']:>10.0%}{row['tokens']:>9,}{'-' if share is None else f'{share:.1%}':>8}",
                 flush=True,
             )
     print(

@@ -171,7 +171,7 @@ def measure_run(name: str, ranks: Ranks, options: argparse.Namespace) -> list[di
             for _ in range(options.rounds):
                 ranks.barrier()  # traces of other ranks take up to a second to be read
                 run.accounts.begin(done + 1)
-                first, done = done + 1, take(free, done)
+                first, done = done + 1, take(free * options.free_times, done)
                 row: dict[str, Any] = {"free": found.shares(first, done)}
                 row["nvml"] = options.nvml() if options.nvml is not None else None
                 rounds.append(row | traced(run, found, ranks, first=done + 1, count=free, take=take))
@@ -298,13 +298,14 @@ def measure_virtual(options: argparse.Namespace, num_ranks: int = 4) -> list[lis
     """[ranks][rounds] of ranks that share the GPU."""
     with tempfile.TemporaryDirectory() as folder, virtual_gpus(num_ranks) as shared:
         print(shared.message, file=sys.stderr)
-        plan = {"folder": folder, "rounds": options.rounds, "keys": options.keys}
+        own = {key: getattr(options, key) for key in ("rounds", "free_times", "keys")}
+        plan = {"folder": folder, **own}
         launch([json.dumps(plan)], num_ranks=num_ranks, environment=shared.environment, program=(__file__,))
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
 def on_rank(plan: dict[str, Any]) -> None:
-    options = argparse.Namespace(device="cuda", rounds=plan["rounds"], keys=plan["keys"], nvml=None)
+    options = argparse.Namespace(device="cuda", nvml=None, **plan)
     with join_ranks(device="cuda") as ranks:
         rows = measure_run("imdb", ranks, options)
         (Path(plan["folder"]) / f"{ranks.rank}.json").write_text(json.dumps(rows))
@@ -368,6 +369,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="spins,ml1m,imdb,mean400,virtual")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--free-times", type=int, default=1, help="as many times the free steps: NVML looks over a second"
+    )
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="changes to the recipes")
     options = parser.parse_args()
     wanted = options.only.split(",")

@@ -40,6 +40,7 @@ class Readback:
 
     def read(self) -> Tensor:
         """The values, on the CPU; waits for them if need be."""
-        if self._event is not None:
-            self._event.synchronize()
+        event, self._event = self._event, None
+        if event is not None:
+            event.synchronize()
         return self._values
