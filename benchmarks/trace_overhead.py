@@ -4,6 +4,10 @@ All ranks switch together, block by block, and every block is trained twice, onc
 same model, the same machine within seconds. Checked first: accounting changes no bit of the losses.
 
     python benchmarks/trace_overhead.py --ranks 2 --blocks 12
+    python benchmarks/trace_overhead.py --gpu A --blocks 40     # replayed steps of one run on a GPU, in turns
+
+With --gpu: a workload of `host_out_of_the_way.py`; one run, whose accounts are switched on and off every 50 steps,
+after the watches of its first 220. What those take is told apart.
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ import platform
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import host_out_of_the_way as host
 import torch
 import torch.distributed as dist
 
@@ -33,10 +39,11 @@ from freescale.train.accounts.accounting import Accounts
 from freescale.train.accounts.busy import SeenStep
 from freescale.train.accounts.busy_meter import BusyMeter
 from freescale.train.log.events import Progress
-from freescale.train.loop import reports_of, take_steps, timed_batches
+from freescale.train.loop import reports_of, steady_state, steps_of, take_steps, timed_batches
 from freescale.train.run import Run
 
 BLOCK = 20
+GPU_WARM, GPU_EDGE, GPU_BLOCK = 220, 10, 40
 RECIPE = ("model.dropout=0", "run.log_every=20", "run.eval_every=1000000", "balance.refit_every=null")
 
 
@@ -206,14 +213,68 @@ def losses_with(on: bool, options: argparse.Namespace) -> list[float]:
         return lines.losses
 
 
+def turns_on_gpu(options: argparse.Namespace) -> None:
+    """Wall and CPU time of replayed steps of one run with accounts and without, in turns."""
+    keys = (*host.WORKLOADS[options.gpu][1], "run.capture=auto", *options.keys)
+    run = host.make_run(keys, GPU_WARM + 2 * options.blocks * (GPU_EDGE + GPU_BLOCK) + 1)
+    recorder = run.accounts.recorder
+    times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    with run.open_schedule(0) as schedule, steady_state(run) as loaded:
+        reports = reports_of(run)
+        steps = steps_of(run, schedule, reports, loaded, first_step=0)
+        done = take(steps, GPU_WARM, 0)
+        for turn in range(2 * options.blocks):
+            on = turn % 2 == turn // 2 % 2
+            reports.flush()
+            run.accounts.pause()
+            stages.record_into(recorder if on else None)
+            run.accounts.recorder = recorder if on else None
+            run.accounts.begin(done + 1)
+            done = take(steps, GPU_EDGE, done)
+            wall, cpu = time.perf_counter(), time.process_time()
+            done = take(steps, GPU_BLOCK, done)
+            pair = time.perf_counter() - wall, time.process_time() - cpu
+            times[on].append((1000 * pair[0] / GPU_BLOCK, 1000 * pair[1] / GPU_BLOCK))
+        reports.flush()
+        run.accounts.pause()
+    stages.record_into(None)
+    run.accounts.close()
+    rows: dict[str, Any] = {}
+    for place, name in enumerate(("wall", "cpu")):
+        on_ms, off_ms = ([pair[place] for pair in times[side]] for side in (True, False))
+        apart = [a - b for a, b in zip(on_ms, off_ms)]
+        with_it, without, more = (statistics.median(values) for values in (on_ms, off_ms, apart))
+        low, _, high = statistics.quantiles(apart, n=4)
+        rows[name] = {"on_ms": with_it, "off_ms": without, "ms_more": more, "quartiles_ms": (low, high)}
+        print(
+            f"{name:>5}: off {without:.3f} ms, on {with_it:.3f} ms; {more:+.3f} ms a step "
+            f"(median of {options.blocks} pairs, half of them {low:+.3f} to {high:+.3f})"
+        )
+    rows["watches_s"] = run.accounts.busy.took_s if run.accounts.busy is not None else 0.0
+    print(f"watches of the first {GPU_WARM} steps: {rows['watches_s']:.2f} s")
+    facts = {"hardware": torch.cuda.get_device_name(), "torch": torch.__version__}
+    print(json.dumps({"claim": "trace_overhead", **rows, **facts, "date": str(datetime.date.today())}))
+
+
+def take(steps: Iterator[Any], count: int, done: int) -> int:
+    """So many steps; how many there were then."""
+    for _ in range(count):
+        next(steps)
+    return done + count
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=12, help=f"measured blocks of {BLOCK} steps")
+    parser.add_argument("--gpu", choices=sorted(host.WORKLOADS), help="replayed steps of this workload")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="changes to the default recipe")
     options = parser.parse_args()
+    if options.gpu:
+        turns_on_gpu(options)
+        return
     with_it, without = losses_with(True, options), losses_with(False, options)
     if with_it != without or len(with_it) != 8:
         raise SystemExit(f"FAILED: accounting changes the losses: {with_it} {without}")

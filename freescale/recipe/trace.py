@@ -42,6 +42,7 @@ def build_accounts(config: Config, ranks: Ranks, progress: Progress) -> Accounts
     recorder = trace.Recorder(
         CudaClock(ranks.device) if ranks.device.type == "cuda" else None,
         say=lambda text: progress.notice(recorder.step, text),
+        shows=trace.is_kept,
     )
     trace.record_into(recorder)
     accounts = Accounts(

@@ -102,10 +102,12 @@ def lengths_of(start: float, end: float, spans: Iterable[Span]) -> Lengths:
         end: end of this one.
         spans: of any time; only what lies between the two counts. A wait whose last arrival is not known is comm.
     """
-    inside = [span for span in spans if span.end > start and span.start < end]
-    stretches = union((max(start, s.start), min(end, s.end)) for s in inside if s.kind in WORK)
-    replays = union((max(start, s.start), min(end, s.end)) for s in inside if s.kind == "replay")
+    inside = [span for span in spans if span.kind != "stage" and span.end > start and span.start < end]
+    stretches = union([(max(start, s.start), min(end, s.end)) for s in inside if s.kind in WORK])
+    replays = union([(max(start, s.start), min(end, s.end)) for s in inside if s.kind == "replay"])
     waits = [span for span in inside if span.kind == "wait" and span.lane == MAIN]
+    if not waits:
+        return Lengths(end - start, _length(stretches), _length(replays), 0.0, 0.0)
     exposed = without(union((max(start, w.start), min(end, w.end)) for w in waits), stretches)
     missing = union(
         (max(start, low), min(end, high)) for wait in waits for low, high in _some_rank_missing(wait, inside)
@@ -200,4 +202,4 @@ def _some_rank_missing(wait: Span, spans: Sequence[Span]) -> list[Interval]:
 
 
 def _length(intervals: Iterable[Interval]) -> float:
-    return sum(high - low for low, high in intervals)
+    return sum([high - low for low, high in intervals])

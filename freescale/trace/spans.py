@@ -129,10 +129,20 @@ class Recorder:
     Args:
         clock: gives the moments of compute and waits; stages are always host time.
         say: told once, by the thread that trains, if spans had to be dropped.
+        shows: step -> whether a timeline will show it: of all others, short stages are not kept.
+        shown: whether what happens now may be seen on it.
     """
 
-    def __init__(self, clock: Clock | None = None, *, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        say: Callable[[str], None] = lambda text: None,
+        shows: Callable[[int], bool] = lambda step: True,
+    ) -> None:
         self.clock: Clock = clock or HostClock()
+        self._shows = shows
+        self.shown = True
         self._say: Callable[[str], None] | None = say
         self.step = 1
         self.paused = True
@@ -146,7 +156,7 @@ class Recorder:
 
     def begin(self, step: int) -> None:
         """From here on time belongs to `step`; call it where training starts or goes on."""
-        self.step, self.paused = step, False
+        self.step, self.paused, self.shown = step, False, True
         self._begin = self.clock.mark()
         self._cpu_begin = time.thread_time()
 
@@ -165,6 +175,8 @@ class Recorder:
             cpu = time.thread_time()
             self._cpu[self.step], self._cpu_begin = cpu - self._cpu_begin, cpu
         self.step, self._begin = self.step + 1, now
+        # A device does later what a host has done in the steps before.
+        self.shown = any(map(self._shows, range(self.step - 1 - self.clock.lag, self.step + 1)))
 
     def pause(self) -> None:
         """Forget what happens until `begin`: evaluations and checkpoints belong to no step."""

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 from freescale.trace.spans import MAIN, Arrival, Mark, Recorder, Span
 
+_LONG_S = 0.01
+"""Stages that take longer are always kept: a timeline that begins later may show their ends."""
+
 _main_thread: list[dict[str, Any]] = []
 
 
@@ -59,7 +62,7 @@ class stage:  # noqa: N801  used like a function
         kind: "stage", "compute" or "wait".
     """
 
-    __slots__ = ("_before", "_kind", "_name", "_start", "_step")
+    __slots__ = ("_before", "_kind", "_name", "_shown", "_start", "_step")
 
     def __init__(self, name: str, *, step: int | None = None, kind: str = "stage") -> None:
         self._name, self._step, self._kind = name, step, kind
@@ -78,6 +81,7 @@ class stage:  # noqa: N801  used like a function
             self._start = None
         else:
             self._start = _host_now() if self._kind == "stage" else recorder.clock.mark()
+            self._shown = recorder.shown
         return self
 
     def __exit__(self, error_type: object, error: BaseException | None, trace: object) -> None:
@@ -91,7 +95,12 @@ class stage:  # noqa: N801  used like a function
         here.stage = self._before
         recorder = _recorder
         if recorder is not None and self._start is not None:
-            end = _host_now() if self._kind == "stage" else recorder.clock.mark()
+            if self._kind == "stage":
+                end = _host_now()
+                if not self._shown and not recorder.shown and end - self._start < _LONG_S:
+                    return
+            else:
+                end = recorder.clock.mark()
             step = recorder.step if here.step is None else here.step
             recorder.add(Span(self._name, self._kind, here.lane, step, self._start, end))
 

@@ -198,3 +198,26 @@ def test_stages_need_no_reading_of_the_clock():
         assert [span.name for span in recorder.take()] == ["forward"]
     finally:
         stages.record_into(None)
+
+
+def test_short_stages_of_steps_that_no_timeline_shows_are_not_kept():
+    recorder = Recorder(shows=lambda step: step in (3, 4))
+    stages.record_into(recorder)
+    try:
+        recorder.begin(1)
+        for step in range(1, 9):
+            with stage("short", step=step):
+                pass
+            if step == 7:
+                with stage("long"):
+                    time.sleep(0.02)
+            with compute("work"):
+                pass
+            recorder.end_step()
+        spans = recorder.take()
+    finally:
+        stages.record_into(None)
+    # The first step is shown, since nothing is known of it; the one behind the last one shown may still be seen.
+    assert [span.step for span in spans if span.name == "short"] == [1, 3, 4, 5]
+    assert [span.name for span in spans if span.step == 7] == ["long", "work"]
+    assert len([span for span in spans if span.name == "work"]) == 8

@@ -37,13 +37,15 @@ from freescale.train.accounts.stalls import Stalls
 _REMEASURE = 50
 """Accounts between two looks at the clocks of other machines."""
 
+_ALONE_S = 0.1
+"""A rank alone accounts for all steps of so many seconds at once: one by one they take longer."""
+
 _MOVES = 16
 """An account beside the steps takes six moves, asking twice and telling rank 0, or eight where a rank stood still: with
 so many between two of them, it is over before half of the steps to the next."""
 
 
-@dataclass(frozen=True)
-class AccountedStep:
+class AccountedStep(NamedTuple):
     """A step line and where its time went.
 
     Args:
@@ -115,6 +117,7 @@ class Accounts:
     _under_way: int | None = None
     _next_move: Callable[[], None] | None = None
     _num_accounts: int = 0
+    _accounted_at: float = -math.inf
     _warm: bool = False
 
     @cached_property
@@ -182,10 +185,15 @@ class Accounts:
         if self.busy is not None and self.busy.holds(step):
             self._due_first = self.busy.known_after
             return
-        lag = self.recorder.clock.lag
-        alone = self.ranks.control is None
-        if alone or (step - lag) % self.every == 0 or step == self._due_first:
+        if self._is_due(step):
             self._on_the_clock(lambda: self._account(step))
+
+    def _is_due(self, step: int) -> bool:
+        """Whether an account is due: on several ranks at the same steps, so nothing but their numbers decides it."""
+        assert self.recorder is not None
+        if self.ranks.control is None:
+            return len(self._held) >= self.every or time.monotonic() - self._accounted_at >= _ALONE_S
+        return (step - self.recorder.clock.lag) % self.every == 0 or step == self._due_first
 
     def pause(self) -> None:
         """Training stands still: account for everything up to here. Every rank must call it."""
@@ -258,6 +266,7 @@ class Accounts:
         """Begin an account of all steps so far; here it is over at once, beside the steps some of them later."""
         assert self.recorder is not None
         self._finish()
+        self._accounted_at = time.monotonic()
         self._collect(self.recorder)
         if self.ranks.control is not None:
             self._num_accounts += 1
@@ -336,7 +345,7 @@ class Accounts:
         dry: float | None = None
         unknown: tuple[int, ...] = ()
         if self.busy is not None:
-            dry = sum(one.dry for one in everybody) / len(everybody)
-            unknown = tuple(rank for rank, one in enumerate(everybody) if not one.known)
+            dry = sum([one.dry for one in everybody]) / len(everybody)
+            unknown = tuple([rank for rank, one in enumerate(everybody) if not one.known])
             self._words.tell_unknown(unknown, self.busy.times.problem)
         self.write(AccountedStep(held.step, held.line, tuple(parts), held.seconds, dry, unknown, watched))

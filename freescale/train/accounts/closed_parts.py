@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from freescale.trace import Parts, Recorder
@@ -65,6 +64,7 @@ def split_step(one: ClosedStep, recorder: Recorder, busy: BusyMeter | None, *, i
         return stretch_s if found is None else found
 
     parts = lengths.parts(worked)
-    if is_alone:
-        parts = replace(parts, compute=parts.compute + min(copied, max(0.0, parts.host)))
+    if is_alone and copied > 0:
+        compute = parts.compute + min(copied, max(0.0, parts.host))
+        parts = Parts(parts.total, compute, parts.straggler, parts.comm)
     return ClosedParts(parts, dry, known, busy.was_watched(step))

@@ -22,6 +22,7 @@ Facts = Mapping[str, Mapping[str, object]]
 
 
 _MOST_UNTOLD = 100
+_PLAIN = (float, int, str, bool, type(None))
 
 
 class MetricSink(Protocol):
@@ -188,7 +189,8 @@ class Progress:
         self.close()
 
     def _write(self, event: Event) -> None:
-        plain = {name: scalar(value) for name, value in event.items()} | {"time": round(time.time(), 3)}
+        plain = {name: value if type(value) in _PLAIN else scalar(value) for name, value in event.items()}
+        plain["time"] = round(time.time(), 3)
         for sink in self._sinks:
             sink.write(plain)
 
@@ -198,7 +200,7 @@ def time_fields(ranks: Sequence[Parts], *, tokens: int, seconds: float | None) -
     if not ranks:
         rate = tokens / seconds if seconds else None
         return {"step_ms": None if seconds is None else 1000 * seconds, "tokens_per_s": rate}
-    everybody = total(ranks)
+    everybody = total(ranks) if len(ranks) > 1 else ranks[0]
     seconds = everybody.total / len(ranks)
     fields: dict[str, object] = {
         "step_ms": 1000 * seconds,

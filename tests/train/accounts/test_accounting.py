@@ -19,6 +19,7 @@ from freescale.comm.world.clocks import SharedClock
 from freescale.trace.bubbles import CAUSES, Parts, slowest, total
 from freescale.trace.spans import HostClock, Recorder
 from freescale.trace.stages import compute, exchange, record_into, stage
+from freescale.train.accounts import accounting
 from freescale.train.accounts.accounting import AccountedStep, Accounts
 from freescale.train.accounts.stalls import Stalls
 from freescale.train.loop import train
@@ -366,7 +367,8 @@ class SlowDevice:
         pass
 
 
-def test_lines_wait_until_their_step_has_passed_on_the_device():
+def test_lines_wait_until_their_step_has_passed_on_the_device(monkeypatch):
+    monkeypatch.setattr(accounting, "_ALONE_S", 0.0)
     written: list[AccountedStep] = []
     recorder = Recorder(SlowDevice())
     ranks = these_ranks()
@@ -381,6 +383,30 @@ def test_lines_wait_until_their_step_has_passed_on_the_device():
         recorder.paused = False
     assert [step.step for step in written] == [1, 2, 3, 4, 5]
     assert all(len(step.ranks) == 1 for step in written)
+
+
+def test_a_rank_alone_accounts_for_short_steps_together_and_for_long_ones_at_once():
+    written: list[AccountedStep] = []
+    accounts = Accounts(ranks=these_ranks(), recorder=Recorder(), write=written.append, every=10)
+
+    def take(first: int, last: int, seconds: float = 0.0) -> list[int]:
+        for step in range(first, last + 1):
+            time.sleep(seconds)
+            accounts.end_step()
+            accounts.add(step, {})
+        return [one.step for one in written]
+
+    accounts.begin(1)
+    accounts._accounted_at = time.monotonic() + 60  # however slow this machine is
+    assert take(1, 9) == []
+    assert take(10, 10) == list(range(1, 11))
+    accounts._accounted_at = time.monotonic()
+    assert take(11, 11, seconds=0.12) == list(range(1, 12))
+    accounts._accounted_at = time.monotonic() + 60
+    take(12, 14)
+    accounts.pause()
+    assert [one.step for one in written] == list(range(1, 15))
+    assert all(len(one.ranks) == 1 for one in written)
 
 
 def test_a_run_that_dies_still_writes_its_lines():

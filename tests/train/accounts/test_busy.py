@@ -11,6 +11,7 @@ from freescale.balance import MeasuredStep
 from freescale.errors import DataError
 from freescale.trace import MetricsLog, Span, account_of, device_sentence, host_bound, split_step, total
 from freescale.trace.spans import HostClock
+from freescale.train.accounts import accounting
 from freescale.train.accounts.accounting import AccountedStep
 from freescale.train.accounts.busy import BusyTimes, SeenStep, dry_share, is_fed
 from freescale.train.accounts.busy_meter import BusyMeter
@@ -99,7 +100,8 @@ def test_replays_that_begin_after_the_watch_leave_what_was_beside_the_model():
         assert host == pytest.approx(truth, abs=0.02)
 
 
-def test_lines_wait_until_the_first_watch_is_over_and_watched_steps_are_marked():
+def test_lines_wait_until_the_first_watch_is_over_and_watched_steps_are_marked(monkeypatch):
+    monkeypatch.setattr(accounting, "_ALONE_S", 0.0)
     program = Program(MadeUpDevice(launch=100e-6), kernel_us=50.0)
     program.begin()
     program.run(19)
