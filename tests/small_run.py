@@ -35,6 +35,8 @@ SMALL = (
     "run.device=cpu",
 )
 
+EXPERTS = ("ffn.kind=moe", "ffn.hidden=16", "moe.experts=4", "moe.aux_loss=0.05", "moe.z_loss=0.01")
+
 MANY_PIECES = ("model.layers=4", "model.dim=256", "model.heads=4")
 """Wide enough that the gradients of every layer are a piece of their own: those of narrow models are one altogether."""
 

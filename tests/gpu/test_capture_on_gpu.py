@@ -21,7 +21,7 @@ from freescale.train.log.events import Progress
 from freescale.train.loop import reports_of, take_steps, timed_batches
 from freescale.train.run import Run
 from freescale.train.state.run_state import run_tensors
-from tests.small_run import SMALL, Recorder
+from tests.small_run import EXPERTS, SMALL, Recorder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,6 +68,8 @@ def check_bits_of_replays(folder: Path, *keys: str, replayed: float = 0.8) -> No
         ("model.kind=llama", "model.dtype=bfloat16", "model.heads=2", "model.kv_heads=1"),
         ("ffn.kind=dense", "model.dtype=bfloat16"),
         ("optim.accumulate=2", "optim.clip_norm=0.5"),
+        (*EXPERTS, "model.dim=16", "model.dtype=bfloat16"),
+        (*EXPERTS, "model.dim=16", "model.kind=llama", "optim.accumulate=2", "moe.shared=1"),
     ],
     ids=str,
 )
@@ -80,11 +82,12 @@ def is_recorded(run: Run, ready: ReadyBatch) -> bool:
     return ready.padded is None or ready.padded.key in run.train_step.padded.compute.recordings.made
 
 
-def test_unwritten_memory_changes_nothing(tmp_path: Path) -> None:
-    plain, _ = trained(tmp_path / "plain")
+@pytest.mark.parametrize("keys", [(), (*EXPERTS, "model.dim=16", "model.dtype=bfloat16")], ids=str)
+def test_unwritten_memory_changes_nothing(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    plain, _ = trained(tmp_path / "plain", *keys)
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills what nobody has written with NaN
     try:
-        poisoned, _ = trained(tmp_path / "poisoned")
+        poisoned, _ = trained(tmp_path / "poisoned", *keys)
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(plain[name], poisoned[name]) for name in plain)

@@ -16,7 +16,7 @@ from freescale.comm.world.shared_gpu.mps import PREFIX
 from freescale.comm.world.shared_gpu.shares import can_share
 from tests.chaos.workload import saved_tensors
 from tests.gpu.killing import kill_rank_1
-from tests.small_run import MANY_PIECES, SMALL
+from tests.small_run import EXPERTS, MANY_PIECES, SMALL
 
 pytestmark = [
     pytest.mark.gpu,
@@ -126,6 +126,28 @@ def test_replays_that_leave_gradients_of_weights_for_later_have_the_bits_of_one_
     told = " ".join(event["text"] for event in events(ours, "notice"))
     assert "plain order" not in told
     assert "weights are updated" not in told
+
+
+def test_replays_of_experts_have_the_bits_of_one_replay_and_the_losses_of_one_rank(tmp_path):
+    common = (
+        *MANY_PIECES,
+        *EXPERTS,
+        "model.dtype=float32",
+        "pipeline.decide_every=null",
+        "balance.refit_every=null",
+        "run.steps=60",
+    )
+    common = (*common, "run.eval_every=30", "eval.max_users=16")
+    for name, ways in (
+        ("later", ("--virtual-gpus", "2", "pipeline.postpone=on")),
+        ("plain", ("--virtual-gpus", "2", "pipeline.postpone=off")),
+        ("alone", ("run.device=cuda",)),
+    ):
+        train(tmp_path / name, *common, *ways)
+        assert events(tmp_path / name, "step")[-1]["captured"] > 0.5, name
+    later, plain, alone = (losses(tmp_path / name) for name in ("later", "plain", "alone"))
+    assert later == plain
+    assert later == pytest.approx(alone, rel=1e-4)
 
 
 def test_the_proof_of_one_curve_holds_every_time(tmp_path):

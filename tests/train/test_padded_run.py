@@ -47,6 +47,8 @@ def trained(tmp_path, *keys):
         ("pipeline.ahead=false",),
         ("pipeline.ahead=true", "model.dropout=0.3"),
         ("optim.accumulate=3", "data.workers=1"),
+        ("ffn.kind=moe", "moe.aux_loss=0.05", "moe.z_loss=0.01"),
+        ("ffn.kind=moe", "model.kind=llama", "optim.accumulate=2", "moe.shared=1"),
     ],
 )
 def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, keys):
@@ -73,7 +75,9 @@ def test_padded_batches_follow_the_curve_of_plain_ones(tmp_path, monkeypatch, ke
         ("model.kind=sasrec", None),
         ("model.kind=llama", None),
         ("ffn.kind=dense", None),
-        ("ffn.kind=moe", "experts"),
+        ("ffn.kind=moe", None),
+        ("ffn.kind=moe model.kind=llama", None),
+        ("ffn.kind=moe moe.backend=eager", "one by one"),
         ("model.mask=window model.window=8", "model.mask=window"),
         ("embedding.id_map=zero_collision", "learns"),
         ("synthetic.features=true", None),

@@ -26,7 +26,7 @@ from freescale.kernels import (
 from freescale.model.encoder import EncoderShape
 from freescale.model.parts.blocks import InputLayer, RelativeBias
 from freescale.model.parts.dropout import Dropout, keys_of_tokens
-from freescale.model.parts.ffn import DenseFFN, FeedForward
+from freescale.model.parts.ffn import DenseFFN, FeedForward, ffn_takes_pads
 from freescale.model.parts.moe import Dispatch, make_ffn
 from freescale.model.views.request_view import RequestView
 from freescale.model.views.view import View, masked_view
@@ -70,7 +70,7 @@ class HSTULayer(nn.Module):
     def forward(self, x_TD: Tensor, view: View, number: int) -> Tensor:
         """States after this layer, [T, D]; `number` is the layer's own."""
         x_TD = self._attended(x_TD, view, number)
-        return x_TD if self.feed_forward is None else self.feed_forward(x_TD)
+        return x_TD if self.feed_forward is None else self.feed_forward(x_TD, real=view.real_tokens)
 
     def _attended(self, x_TD: Tensor, view: View, number: int) -> Tensor:
         """As one function where it can be, else by its parts."""
@@ -167,9 +167,9 @@ class HSTU(nn.Module):
 
     @property
     def takes_pads(self) -> bool:
-        """Whether pads behind the last sequence change nothing: masks and experts would have to know them."""
-        return self.mask is None and not any(
-            isinstance(each, FeedForward) and not isinstance(each.ffn, DenseFFN) for each in self.modules()
+        """Whether pads behind the last sequence change nothing: masks and experts elsewhere would have to know them."""
+        return self.mask is None and all(
+            ffn_takes_pads(each.ffn) for each in self.modules() if isinstance(each, FeedForward)
         )
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:

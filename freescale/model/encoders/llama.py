@@ -21,7 +21,7 @@ from freescale.kernels import MaskKind, SequenceLayout
 from freescale.model.encoder import EncoderShape
 from freescale.model.parts.blocks import Linear
 from freescale.model.parts.dropout import Dropout
-from freescale.model.parts.ffn import DenseFFN
+from freescale.model.parts.ffn import DenseFFN, ffn_takes_pads, run_ffn
 from freescale.model.parts.moe import Dispatch, make_ffn, moe_layers
 from freescale.model.views.view import View, masked_view
 from freescale.registry import register
@@ -99,7 +99,7 @@ class DecoderLayer(nn.Module):
         q, k, v = parts.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         attended = view.softmax(rotate(q), rotate(k), v, layer=number, scale=self.width**-0.5)
         y = x_TD + self.attention_dropout(self.merge(attended.flatten(1))).to(x_TD.dtype)
-        return y + self.ffn_dropout(self.ffn(self.ffn_norm(y))).to(x_TD.dtype)
+        return y + self.ffn_dropout(run_ffn(self.ffn, self.ffn_norm(y), view.real_tokens)).to(x_TD.dtype)
 
 
 class Decoder(nn.Module):
@@ -157,8 +157,10 @@ class Decoder(nn.Module):
 
     @property
     def takes_pads(self) -> bool:
-        """Whether pads behind the last sequence change nothing: masks and experts would have to know them."""
-        return self.mask is None and all(isinstance(layer.ffn, DenseFFN) for layer in self.layers)
+        """Whether pads behind the last sequence change nothing: masks and experts elsewhere would have to know them."""
+        return self.mask is None and all(
+            ffn_takes_pads(layer.ffn) for layer in self.layers if isinstance(layer, DecoderLayer)
+        )
 
     def forward(self, vectors_TD: Tensor, batch: SequenceBatch, layout: SequenceLayout) -> Tensor:
         """State of every token of a batch, [T, D]."""

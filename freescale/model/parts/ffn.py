@@ -48,6 +48,23 @@ class FeedForward(nn.Module):
         self.ffn = ffn
         self.dropout = Dropout(dropout)
 
-    def forward(self, x_TD: Tensor, keys: Tensor | None = None) -> Tensor:
-        """States after the sublayer, [T, D]; `keys` are those of dropout, where not all tokens are given."""
-        return x_TD + self.dropout(self.ffn(plain_norm(x_TD)), keys).to(x_TD.dtype)
+    def forward(self, x_TD: Tensor, keys: Tensor | None = None, *, real: Tensor | None = None) -> Tensor:
+        """States after the sublayer, [T, D].
+
+        Args:
+            x_TD: states before.
+            keys: those of dropout, where not all tokens are given.
+            real: [1] how many tokens are real, where pads stand behind them.
+        """
+        return x_TD + self.dropout(run_ffn(self.ffn, plain_norm(x_TD), real), keys).to(x_TD.dtype)
+
+
+def run_ffn(ffn: nn.Module, x_TD: Tensor, real: Tensor | None) -> Tensor:
+    """Any of them; one that counts its tokens is told how many are real, where there are pads."""
+    y_TD: Tensor = ffn(x_TD) if real is None or isinstance(ffn, DenseFFN) else ffn(x_TD, real)
+    return y_TD
+
+
+def ffn_takes_pads(ffn: nn.Module) -> bool:
+    """Whether pads among its tokens change nothing for the others."""
+    return isinstance(ffn, DenseFFN) or bool(getattr(ffn, "takes_pads", False))

@@ -95,8 +95,9 @@ class MoE(nn.Module):
             raise ConfigError("unknown activation", got=activation, allowed=", ".join(ACTIVATIONS))
         self.dim, self.num_experts, self.activation = dim, num_experts, activation
         self.save, self.backend = save, backend
-        self.global_tokens: int | None = None
-        """What sums over tokens are divided by: the tokens of the step over all ranks; None: those of the call."""
+        self.global_tokens: Tensor | None = None
+        """[] what sums over tokens are divided by, which a recorded step reads from the device: the tokens of the step
+        over all ranks; None: those of the call."""
         self.router = Router(dim=dim, num_experts=num_experts, top_k=top_k, **router)
         self.dispatch: Dispatch = dispatch or AllHere()
         first, count = self.dispatch.block(num_experts)
@@ -107,8 +108,18 @@ class MoE(nn.Module):
         self.w_out = nn.Parameter(_drawn([seed + 2**32 for seed in seeds.tolist()], dim, hidden))
         self.shared = DenseFFN(dim=dim, hidden=shared * hidden, activation=activation) if shared else None
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        """The weighted sum of the chosen experts' outputs for every token, [T, D]."""
+    @property
+    def takes_pads(self) -> bool:
+        """Whether pads among the tokens change nothing: no host has to know how many tokens an expert gets."""
+        return not self.dispatch.is_split
+
+    def forward(self, x_TD: Tensor, real: Tensor | None = None) -> Tensor:
+        """The weighted sum of the chosen experts' outputs for every token, [T, D].
+
+        Args:
+            x_TD: tokens.
+            real: [1] so many of them are; the others are pads behind them, which experts compute and nobody counts.
+        """
         if x_TD.dim() != 2 or x_TD.shape[1] != self.dim:
             raise FreeScaleError(
                 "an MoE layer takes (tokens, dim)", got=tuple(x_TD.shape), allowed=f"(tokens, {self.dim})"
@@ -116,14 +127,17 @@ class MoE(nn.Module):
         kind = x_TD.device.type
         if torch.is_autocast_enabled(kind) and x_TD.dtype == torch.float32:
             x_TD = x_TD.to(torch.get_autocast_dtype(kind))  # once, for all that keep it or send it away
-        routing = self.router(x_TD)
+        routing = self.router(x_TD, real)
         y = self.dispatch(
             x_TD, routing.weights, routing.experts, num_experts=self.num_experts, run=self._run_experts
         )
         if self.shared is not None:
             y = y + self.shared(x_TD)
         if routing.loss is not None and self.training and torch.is_grad_enabled():
-            y = _AlsoLearn.apply(y, routing.loss, 1 / max(1, self.global_tokens or len(x_TD)))  # type: ignore[no-untyped-call]
+            tokens = self.global_tokens
+            if tokens is None:
+                tokens = x_TD.new_full((), float(max(1, len(x_TD))), dtype=torch.float64)
+            y = _AlsoLearn.apply(y, routing.loss, tokens)  # type: ignore[no-untyped-call]
         return y
 
     def _run_experts(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
@@ -143,16 +157,16 @@ class MoE(nn.Module):
 
 
 class _AlsoLearn(torch.autograd.Function):
-    """Passes y on as it is; in the backward a loss gets its gradient, as if it had been added to the total."""
+    """Passes y on as it is; in the backward a loss gets its gradient, as if divided and added to the total."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, loss: Tensor, scale: float) -> Tensor:
-        ctx.scale, ctx.like = scale, loss.new_empty(())
+    def forward(ctx: Any, y: Tensor, loss: Tensor, divisor: Tensor) -> Tensor:
+        ctx.divisor, ctx.like = divisor, loss.new_empty(())
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grads[0], torch.full_like(ctx.like, ctx.scale), None
+        return grads[0], (1 / ctx.divisor).to(ctx.like), None
 
 
 def moe_layers(model: nn.Module) -> Iterator[tuple[str, MoE]]:

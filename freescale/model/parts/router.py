@@ -97,8 +97,9 @@ class Router(nn.Module):
         tally = torch.zeros(num_experts + len(EXTRAS), dtype=torch.float64)
         self.register_buffer("tally", tally, persistent=False)
 
-    def forward(self, x_TD: Tensor) -> ChosenExperts:
-        """Choose for every token."""
+    def forward(self, x_TD: Tensor, real: Tensor | None = None) -> ChosenExperts:
+        """Choose for every token; those behind the first `real` ones ([1]) are pads, which nobody counts."""
+        inside = None if real is None else torch.arange(len(x_TD), device=x_TD.device) < real
         with torch.autocast(x_TD.device.type, enabled=False):
             logits = _WideLinear.apply(x_TD, self.weight)  # type: ignore[no-untyped-call]
             self._refuse_nan(logits)
@@ -107,9 +108,9 @@ class Router(nn.Module):
             weights = scores.gather(1, experts)
             if self.renormalize:
                 weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
-            balance, size = self._losses(logits, scores)
+            balance, size = self._losses(logits, scores, inside)
             if self.training:
-                self._count(logits, experts, balance, size)
+                self._count(logits, experts, balance, size, inside)
         loss = self.aux_loss * balance + self.z_loss * size if self.aux_loss or self.z_loss else None
         return ChosenExperts(weights * self.scale, experts, loss)
 
@@ -159,21 +160,25 @@ class Router(nn.Module):
         # so close to zero that any bias would send every token the same way.
         return (logits + self.bias.to(logits)).topk(self.top_k, dim=-1).indices
 
-    def _losses(self, logits: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def _losses(self, logits: Tensor, scores: Tensor, inside: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sums over tokens: E * sum_e share_e * score_e, and logsumexp^2."""
         with torch.set_grad_enabled(bool(self.aux_loss) and torch.is_grad_enabled()):
             parts = scores / scores.sum(-1, keepdim=True).clamp(min=1e-20)
-            balance = (parts @ self.share.to(parts)).sum() * self.num_experts
+            balance = _sum_of_real(parts @ self.share.to(parts), inside) * self.num_experts
         with torch.set_grad_enabled(bool(self.z_loss) and torch.is_grad_enabled()):
-            size = logits.logsumexp(-1).square().sum()
+            size = _sum_of_real(logits.logsumexp(-1).square(), inside)
         return balance, size
 
     @torch.no_grad()
-    def _count(self, logits: Tensor, experts: Tensor, balance: Tensor, size: Tensor) -> None:
+    def _count(
+        self, logits: Tensor, experts: Tensor, balance: Tensor, size: Tensor, inside: Tensor | None
+    ) -> None:
         # The experts of a token are distinct, so no two writes meet: no atomics, and no wait for the device.
         chosen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device).scatter_(1, experts, True)
-        spread = (logits - logits.mean(-1, keepdim=True)).square().mean(-1).sqrt().sum()
-        bad = (~logits.isfinite()).any(-1).sum()
+        if inside is not None:
+            chosen &= inside[:, None]
+        spread = _sum_of_real((logits - logits.mean(-1, keepdim=True)).square().mean(-1).sqrt(), inside)
+        bad = _sum_of_real((~logits.isfinite()).any(-1), inside)
         extras = torch.stack([x.double() for x in (balance, size, spread, bad)])
         self.tally += torch.cat([chosen.sum(0).double(), extras])
 
@@ -181,6 +186,11 @@ class Router(nn.Module):
         """On a CPU at once. A GPU is not waited for: the training step asks when the loss is not finite."""
         if logits.device.type == "cpu" and not bool(logits.detach().isfinite().all()):
             raise nan_error(int((~logits.isfinite()).any(-1).sum()), len(logits))
+
+
+def _sum_of_real(values_T: Tensor, inside: Tensor | None) -> Tensor:
+    """Over all tokens but pads."""
+    return values_T.sum() if inside is None else torch.where(inside, values_T, 0).sum()
 
 
 class _WideLinear(torch.autograd.Function):

@@ -49,6 +49,9 @@ class CachedView:
     Candidates of a request share one time, as they share one position: by the kernels that of the last counts for all.
     """
 
+    real_tokens: Tensor | None = None
+    """Nobody counts tokens in serving."""
+
     def __init__(
         self,
         batch: SequenceBatch,

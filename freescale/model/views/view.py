@@ -46,6 +46,10 @@ class View(Protocol):
     def positions(self) -> Tensor:
         """[T] position of each token in its own sequence, counted from the sequence's first token."""
 
+    @property
+    def real_tokens(self) -> Tensor | None:
+        """[1] on the device, how many tokens are real where there are pads behind them; None where there are none."""
+
     def fusable_batch(self, *, time: bool) -> WholeBatch | None:
         """The batch, for layers that are computed as one function, with times or without.
 
@@ -126,6 +130,11 @@ class BatchView:
     def positions(self) -> Tensor:
         """[T] position of each token in its own sequence."""
         return self._layout.positions
+
+    @property
+    def real_tokens(self) -> Tensor | None:
+        """[1] how many tokens are real, where the batch is padded."""
+        return self._layout.device_offsets[-1:] if self._layout.padded else None
 
     @property
     def ends(self) -> Tensor:

@@ -212,7 +212,7 @@ def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_toke
     """The first reason why steps of a run are not recorded; None: they are. The same on all ranks."""
     from freescale.balance import MOST_REPLAYED_TOKENS
     from freescale.data import is_log
-    from freescale.model import FeatureJoin, drawn_by_rank, takes_pads
+    from freescale.model import FeatureJoin, drawn_by_rank, moe_layers, takes_pads
     from freescale.recipe.building.plain_attention import plain_attention
 
     features = tables.features is not None
@@ -227,7 +227,11 @@ def why_not(config: Config, model: Recommender, tables: RunTables, *, usual_toke
         "data.path is a log, and older events have no loss": is_log(config.data.path),
         "rows are found on the GPU by a map that learns": tables.learns,
         f"model.mask={config.model.mask} hides more than what comes later": config.model.mask != "causal",
-        "experts are given as many tokens as choose them (ffn.kind=moe)": config.ffn.kind == "moe",
+        f"experts are computed one by one (moe.backend={config.moe.backend})": config.ffn.kind == "moe"
+        and config.moe.backend in ("eager", "reference"),
+        "experts are spread over the ranks (moe.parallel)": any(
+            layer.dispatch.is_split for _, layer in moe_layers(model)
+        ),
         f"model.kind={config.model.kind} as it is built here takes no padded batches": not takes_pads(
             model.encoder
         ),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,16 @@ class FlatGradients:
         if self.later is not None:
             for num_weights, _ in self.later.groups(self.direct):
                 self.later.compute(num_weights)
+
+    @contextmanager
+    def keeping_buffers(self) -> Iterator[None]:
+        """What is computed inside is a trial: what modules count on the way is as it was before."""
+        kept = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        try:
+            yield
+        finally:
+            for buffer, before in kept:
+                buffer.copy_(before)
 
     def hand_out(self) -> None:
         """Gradients to the parameters that have some."""

@@ -226,8 +226,9 @@ class PaddedCompute:
         if self._late is not None:
             self._late.settle()
         work = partial(self._gradients.compute_all, room, padded.views)
-        if not self._recorder.try_out(work, size=padded.num_tokens, shrink=self._gradients.postpone_less):
-            return None
+        with self._gradients.keeping_buffers():
+            if not self._recorder.try_out(work, size=padded.num_tokens, shrink=self._gradients.postpone_less):
+                return None
         views = again.views  # in which nothing has been worked out yet, so that all of it is recorded
         views.layout.seal()
         made = self._record_compute(room, views)

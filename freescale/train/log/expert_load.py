@@ -38,6 +38,7 @@ class ExpertLoad:
         self._layers = dict(moe_layers(model))
         self._sizes = [layer.num_experts + len(EXTRAS) for layer in self._layers.values()]
         self._since = [torch.zeros(layer.num_experts, dtype=torch.float64) for layer in self._layers.values()]
+        self._global_tokens: Tensor | None = None
         self._counted = torch.zeros(LATE, sum(self._sizes), dtype=torch.float64)
         self._of_step = torch.full((LATE,), -1)
         """Counts over all ranks that no router knows of yet, and of which step they are: each at its number % LATE."""
@@ -53,7 +54,11 @@ class ExpertLoad:
             return
         self._rebalance(ready.plan.step)
         for layer in self._layers.values():
-            layer.global_tokens = max(1, ready.plan.global_tokens)
+            if self._global_tokens is None:  # one place for all of them, where the first one is by now
+                self._global_tokens = torch.ones((), dtype=torch.float64, device=layer.w_in.device)
+            layer.global_tokens = self._global_tokens
+        if self._global_tokens is not None:
+            self._global_tokens.fill_(max(1, ready.plan.global_tokens))
 
     def _rebalance(self, step: int) -> None:
         place = step % LATE

@@ -89,7 +89,7 @@ def test_injected_losses_have_the_gradients_of_added_ones_and_do_not_show(global
     moe, x = make_moe(aux_loss=0.3, z_loss=0.1), tokens(20)
     plain = make_moe()
     moe.router.share.copy_(torch.tensor([0.6, 0.1, 0.1, 0.1, 0.1]))
-    moe.global_tokens = global_tokens
+    moe.global_tokens = None if global_tokens is None else torch.tensor(float(global_tokens))
     probe = tokens(20, seed=2).detach()
     count = global_tokens or 20
     y = moe(x)
@@ -104,6 +104,34 @@ def test_injected_losses_have_the_gradients_of_added_ones_and_do_not_show(global
     torch.testing.assert_close(got[1], expected[1] + extra[1])
     torch.testing.assert_close(got[2], expected[2])
     assert extra[1].abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("num_pads", [0, 1, 7])
+def test_pads_behind_the_tokens_are_computed_and_change_nothing(num_pads: int) -> None:
+    options = {"aux_loss": 0.3, "z_loss": 0.1, "shared": 1}
+    plain, padded = make_moe(**options), make_moe(**options)
+    x = tokens(20).detach()
+    longer = torch.cat([x, tokens(num_pads, seed=3).detach()])
+    probe = tokens(20, seed=2).detach()
+    found = []
+    for moe, own, real in ((plain, x, None), (padded, longer, torch.tensor([20]))):
+        moe.global_tokens = torch.tensor(20.0, dtype=torch.float64)
+        own = own.clone().requires_grad_()
+        y = moe(own, real)
+        assert len(y) == len(own)
+        (y[:20] * probe).sum().backward()
+        found.append((y[:20].detach(), own.grad, moe.router.take_tally()))
+    assert padded.takes_pads
+    (y, grad, tally), (padded_y, padded_grad, padded_tally) = found
+    torch.testing.assert_close(padded_y, y)
+    torch.testing.assert_close(padded_grad[:20], grad)
+    assert not padded_grad[20:].any()
+    torch.testing.assert_close(padded_tally, tally)
+    assert padded_tally[: moe.num_experts].sum() == 20 * moe.router.top_k
+    for (name, one), other in zip(plain.named_parameters(), padded.parameters(), strict=True):
+        assert one.grad is not None, name
+        assert one.grad.abs().max() > 0, name
+        torch.testing.assert_close(other.grad, one.grad)
 
 
 def test_an_evaluation_counts_nothing_and_learns_nothing() -> None:

@@ -32,6 +32,8 @@ SHAPE = {"dim": DIM, "layers": 2, "heads": 2, "max_length": 40, "dropout": 0.0, 
 class DenseView:
     """Attention between all tokens of a batch, of which a [T, T] matrix says what counts."""
 
+    real_tokens = None
+
     def __init__(self, batch: SequenceBatch, seen: torch.Tensor) -> None:
         self.batch, self.seen = batch, seen
         self.positions = torch.cat([torch.arange(n) for n in batch.lengths.tolist()])
