@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     )
     from freescale.trace.perfetto import write_trace
     from freescale.trace.profiler_trace import (
+        Activity,
         ProfilerTrace,
+        activity_of,
         clock_offsets,
         collective_keys,
         read_profiler_traces,

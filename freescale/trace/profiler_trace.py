@@ -218,24 +218,32 @@ def _is_collective(name: str) -> bool:
     return COLLECTIVE.search(name) is not None
 
 
-def _device_activity(event: Mapping[str, Any]) -> Activity | None:
-    kind = str(event.get("cat", "")).lower()
+def activity_of(kind: str, name: str, start: float, end: float) -> Activity | None:
+    """What the profiler calls `kind` ("kernel", "gpu_memcpy", ...); None for what no device does."""
     if kind not in _DEVICE:
         return None
-    name = str(event.get("name", ""))
+    if kind in _MEMORY:
+        return Activity("memory", name, start, end)
+    return Activity("collective" if _is_collective(name) else "compute", name, start, end)
+
+
+def _device_activity(event: Mapping[str, Any]) -> Activity | None:
     start = float(event["ts"]) / 1e6
     end = start + float(event["dur"]) / 1e6
+    found = activity_of(str(event.get("cat", "")).lower(), str(event.get("name", "")), start, end)
+    if found is None:
+        return None
     arguments = event.get("args")
     arguments = arguments if isinstance(arguments, Mapping) else {}
     stream = str(arguments.get("stream", event.get("tid", "")))
-    if kind in _MEMORY:
-        return Activity("memory", name, start, end, stream=stream)
-    if not _is_collective(name):
-        return Activity("compute", name, start, end, stream=stream)
+    if found.kind != "collective":
+        return found._replace(stream=stream)
     named = arguments.get("Process Group Name") or arguments.get("Process Group Description")
     members = arguments.get("Process Group Ranks")
     group = f"{named or 'stream ' + stream} {members or ''}".strip()
-    return Activity("collective", str(arguments.get("Collective name") or name), start, end, group, stream)
+    return found._replace(
+        name=str(arguments.get("Collective name") or found.name), group=group, stream=stream
+    )
 
 
 def _cpu_activities(events: Iterable[Mapping[str, Any]]) -> list[Activity]:

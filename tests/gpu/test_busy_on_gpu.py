@@ -21,7 +21,7 @@ from freescale.train.accounts.accounting import Accounts
 from freescale.train.accounts.busy_meter import BusyMeter
 from freescale.train.accounts.cuda_clock import CudaClock
 from freescale.train.accounts.driver_counter import open_nvml
-from freescale.train.accounts.kernel_watch import KernelWatch
+from freescale.train.accounts.kernel_watch import KernelWatch, in_a_file, in_memory
 
 pytestmark = [
     pytest.mark.gpu,
@@ -138,3 +138,28 @@ def test_runs_of_one_process_end_well_wherever_their_watches_would_be() -> None:
 def test_the_driver_answers_or_says_why_not() -> None:
     found = open_nvml(torch.device("cuda", 0))
     assert isinstance(found, str) or 0 <= found() <= 1
+
+
+def test_a_profiler_tells_in_memory_what_it_writes_into_files() -> None:
+    """Kernels and copies, with the same names and lengths; of operators nothing."""
+    x = torch.randn(512, 512, device="cuda")
+    host = torch.empty(512, 512, pin_memory=True)
+    graph = torch.cuda.CUDAGraph()
+    (x @ x).softmax(-1)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y = (x @ x).softmax(-1)
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    profiler.start()
+    for _ in range(5):
+        graph.replay()
+        host.copy_(y, non_blocking=True)
+        x.add_(1)
+    torch.cuda.synchronize()
+    profiler.stop()
+    told, written = in_memory(profiler), in_a_file(profiler)
+    assert len(told) >= 20
+    assert [(one.kind, one.name) for one in told] == [(one.kind, one.name) for one in written]
+    for one, other in zip(told, written, strict=True):
+        assert one.end - one.start == pytest.approx(other.end - other.start, abs=2e-9)
+        assert one.start - told[0].start == pytest.approx(other.start - written[0].start, abs=2e-9)
