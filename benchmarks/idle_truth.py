@@ -23,6 +23,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ from freescale.train.log.events import Progress
 from freescale.train.loop import reports_of, steady_state, steps_of
 from freescale.train.run import Run
 
-WARM, WARM_SPINS, TRACED_SPINS = 216, 60, 12
+WARM, WARM_SPINS, TRACED_SPINS = 216, 60, 30
 LIMIT = 0.02
 IDLE = (0.05, 0.25, 0.5, 0.75, 0.95)
 COMMON = (
@@ -158,9 +160,12 @@ def measure_run(name: str, ranks: Ranks, options: argparse.Namespace) -> list[di
             reports = reports_of(run)
             steps = steps_of(run, schedule, reports, loaded, first_step=0)
 
-            def take(count: int, last: int) -> int:
-                for _ in range(count):
-                    next(steps)
+            def take(count: int, last: int, whole: AbstractContextManager[Any] | None = None) -> int:
+                with (
+                    whole or nullcontext()
+                ):  # what is seen ends with the last step: what follows belongs to none
+                    for _ in range(count):
+                        next(steps)
                 reports.flush()
                 schedule.flush()
                 run.accounts.pause()
@@ -214,9 +219,8 @@ def traced(run: Run, found: Beside, ranks: Ranks, *, first: int, count: int, tak
         take(count, first - 1)
         return {"traced": found.shares(first, last), "idle": None, "kernels": 0, "computes": None}
     ranks.barrier()
-    with Kernels(ranks.device, meet=ranks.barrier) as kernels:
-        run.accounts.begin(first)
-        take(count, first - 1)
+    kernels = Kernels(ranks.device, meet=ranks.barrier, then=lambda: run.accounts.begin(first))
+    take(count, first - 1, kernels)
     told = found.shares(first, last)
     return {
         "traced": told,
@@ -240,9 +244,10 @@ def measure_spins(idle: float, options: argparse.Namespace) -> list[dict[str, An
     found = Beside(accounts)
     steps = spinning(accounts, recorder, period=1e-4 / (1 - idle), cycles_a_us=cycles_a_us())
 
-    def take(count: int, last: int) -> int:
-        for _ in range(count):
-            next(steps)
+    def take(count: int, last: int, whole: AbstractContextManager[Any] | None = None) -> int:
+        with whole or nullcontext():
+            for _ in range(count):
+                next(steps)
         accounts.pause()
         return last + count
 
@@ -253,9 +258,9 @@ def measure_spins(idle: float, options: argparse.Namespace) -> list[dict[str, An
         accounts.begin(done + 1)
         first, done = done + 1, take(30, done)
         row: dict[str, Any] = {"free": found.shares(first, done), "nvml": None}
-        with Kernels(device) as kernels:
-            accounts.begin(done + 1)
-            first, done = done + 1, take(TRACED_SPINS, done)
+        first = done + 1
+        kernels = Kernels(device, then=partial(accounts.begin, first))
+        done = take(TRACED_SPINS, done, kernels)
         row |= {"traced": found.shares(first, done), "idle": 1 - kernels.busy / kernels.seconds}
         rows.append(row | {"kernels": kernels.num / TRACED_SPINS, "problem": accounts.busy.times.problem})  # type: ignore[union-attr]
     trace.record_into(None)

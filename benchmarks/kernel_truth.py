@@ -20,10 +20,17 @@ class Kernels:
     Args:
         device: which one.
         meet: waits for all ranks: profilers take 20 to 250 ms to open.
+        then: called as it begins to look.
     """
 
-    def __init__(self, device: torch.device, meet: Callable[[], None] = lambda: None) -> None:
-        self._device, self._meet = device, meet
+    def __init__(
+        self,
+        device: torch.device,
+        meet: Callable[[], None] = lambda: None,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._device, self._meet, self._then = device, meet, then
+        self._profiler: Any = None
 
     def __enter__(self) -> Kernels:
         tear_cupti_down()
@@ -35,6 +42,7 @@ class Kernels:
         self._meet()
         torch.cuda.synchronize(self._device)
         self._began = time.monotonic()
+        self._then()
         return self
 
     def __exit__(self, *_: object) -> None:
