@@ -10,8 +10,10 @@ and the counts are summed.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from freescale.comm.world import Ranks
 from freescale.data import Examples, IntArray, SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
+from freescale.kernels.runtime import Readback
 from freescale.model import (
     CUTOFFS,
     NEVER,
@@ -37,7 +40,15 @@ from freescale.model import (
     retrieves,
 )
 from freescale.train.item_vectors import BatchItems, Catalogue, ItemEncoder
-from freescale.train.quality.full_ranking import FULL, Asked, ItemBlock, Rule, last_tokens, rank_of_targets
+from freescale.train.quality.eval_batches import EvalBatch, EvalBatches
+from freescale.train.quality.full_ranking import (
+    FULL,
+    AskedNumbers,
+    ItemBlock,
+    Rule,
+    last_tokens,
+    rank_of_targets,
+)
 
 GiveUp = Callable[[], bool]
 """Whether to leave an evaluation unfinished; asked now and then, by every rank at the same moment."""
@@ -72,6 +83,8 @@ class Evaluator:
     batch: int = 256
     item_chunk: int = 65_536
     cached: bool = False
+    # Not of `init`: one that is made out of this one, by another rule, makes its own.
+    _batches: EvalBatches = field(default_factory=EvalBatches, init=False, repr=False, compare=False)
 
     @torch.no_grad()
     def run(
@@ -91,7 +104,7 @@ class Evaluator:
         vectors = self._catalogue(examples)
         ranking = None
         if retrieves(head):
-            ranking = _FullRanking(head, vectors, examples, self)
+            ranking = _FullRanking(head, vectors, self)
         own = own_metrics(head)
         if ranking is None and own is None:
             raise ConfigError(
@@ -102,19 +115,21 @@ class Evaluator:
         users, missed = asked_users(examples, max_users)
         if ranking is not None and self.ranks.is_first:
             ranking.quality.update(torch.full((missed,), NEVER))
-        for n, (rows, batch) in enumerate(self._batches(examples, users)):
+        make = partial(self._made, examples, ranks_targets=ranking is not None)
+        for n, one in enumerate(self._batches.of(examples, self._parts(users), make)):
             if n % _ASK_EVERY == 0 and give_up():
                 raise GivenUpError
-            found = vectors.look_up(batch)
-            if batch.targets is not None:
+            found = vectors.look_up(one.batch)
+            if one.batch.targets is not None:
                 self._add_requests(own, found)
                 continue
             states = self._last_states(found)
-            places = None if ranking is None else ranking.add(rows, batch, states)
+            places = None if one.asked is None or ranking is None else ranking.add(one.asked, states)
             if own is not None:
                 own.update(_last_events(found.rows, found.batch, states, places))
         values: dict[str, float | None] = {}
         if ranking is not None:
+            ranking.finish()
             values |= self._summed(ranking.quality)
         if own is not None:
             values = _joined(values, self._summed(own))
@@ -142,12 +157,16 @@ class Evaluator:
             self.ranks.sum_on_cpu(row)
         return metrics.values()
 
-    def _batches(self, examples: Examples, users: IntArray) -> Iterator[tuple[IntArray, SequenceBatch]]:
+    def _parts(self, users: IntArray) -> list[IntArray]:
         """This rank's users; every rank gets the same number of batches, so that collectives match."""
         per_round = self.batch * self.ranks.num_ranks
-        for start in range(0, len(users), per_round):
-            rows = users[start : start + per_round][self.ranks.rank :: self.ranks.num_ranks]
-            yield rows, examples.batch(rows)
+        rounds = (users[start : start + per_round] for start in range(0, len(users), per_round))
+        return [part[self.ranks.rank :: self.ranks.num_ranks] for part in rounds]
+
+    def _made(self, examples: Examples, rows: IntArray, *, ranks_targets: bool) -> EvalBatch:
+        batch = examples.batch(rows)
+        asks = ranks_targets and batch.targets is None
+        return EvalBatch(rows, batch, AskedNumbers.of(examples, rows, batch, self.rule) if asks else None)
 
     def _catalogue(self, examples: Examples) -> Catalogue:
         """The vectors of all items, made once for the whole evaluation."""
@@ -196,25 +215,32 @@ class _FullRanking:
     Args:
         head: makes states and items comparable.
         vectors: of all items, or of those held here.
-        examples: the split.
-        how: who shares the work, and among what targets are ranked.
+        how: who shares the work.
     """
 
-    def __init__(self, head: RetrievingHead, vectors: Catalogue, examples: Examples, how: Evaluator) -> None:
-        self._head, self._examples, self._ranks, self._rule = head, examples, how.ranks, how.rule
+    def __init__(self, head: RetrievingHead, vectors: Catalogue, how: Evaluator) -> None:
+        self._head, self._ranks = head, how.ranks
         self._blocks = _Candidates(head, vectors)
         self._sharded = vectors.spread and how.ranks.num_ranks > 1
+        self._places: deque[Readback] = deque()
         self.quality = RankingQuality(how.cutoffs)
 
-    def add(self, rows: IntArray, batch: SequenceBatch, states: Tensor) -> Tensor:
+    def add(self, numbers: AskedNumbers, states: Tensor) -> Tensor:
         """[B] how many items stand before the targets of this rank's users; every rank must call it."""
         ranks = self._ranks
-        asked = Asked.of(self._examples, rows, batch, self._head.queries(states), ranks.device, self._rule)
+        asked = numbers.by(self._head.queries(states), ranks.device)
         everybody = asked.gather(ranks) if self._sharded else asked
         counts = rank_of_targets(everybody, self._blocks, ranks if self._sharded else None)
         mine = counts[everybody.own_part(ranks.rank) if self._sharded else slice(None)]
-        self.quality.update(mine)
+        self._places.append(Readback(mine))
+        while len(self._places) > 1:  # those of a batch are read when the next one is queued
+            self.quality.update(self._places.popleft().read())
         return mine
+
+    def finish(self) -> None:
+        """No batch follows."""
+        while self._places:
+            self.quality.update(self._places.popleft().read())
 
 
 class _Candidates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from freescale.comm.world import Ranks
 from freescale.data import Examples, IntArray, SequenceBatch, draw_negatives
 from freescale.kernels.rows import find_sorted
+from freescale.kernels.runtime import to_device
 from freescale.model import NEVER
 
 _EVALUATION = 1 << 62
@@ -59,6 +60,46 @@ class Pairs:
         return Pairs(user, gather_uneven(self.item, ranks)[0])
 
 
+class AskedNumbers(NamedTuple):
+    """What is asked for a batch of users, by numbers alone: no model and no device is needed to make it.
+
+    Args:
+        target: [U] catalogue number.
+        hidden: (user, item) pairs that are left out.
+        among: such pairs that are ranked, besides the target; None: everything.
+    """
+
+    target: IntArray
+    hidden: tuple[IntArray, IntArray]
+    among: tuple[IntArray, IntArray] | None = None
+
+    @staticmethod
+    def of(examples: Examples, rows: IntArray, batch: SequenceBatch, rule: Rule) -> AskedNumbers:
+        """Of one batch of users."""
+        catalog = examples.source.items.ids
+        user = item = np.zeros(0, dtype=np.int64)
+        if rule.filter_seen:
+            offsets, seen = examples.seen(rows)
+            user, item = np.repeat(np.arange(len(rows)), np.diff(offsets)), np.searchsorted(catalog, seen)
+        targets = batch.tokens["target"].cpu().index_select(0, last_tokens(batch)).numpy()
+        target = np.searchsorted(catalog, targets)
+        among = None
+        if rule.sampled is not None:
+            among = _draw(rows, target, user * len(catalog) + item, num_items=len(catalog), rule=rule)
+        return AskedNumbers(target, (user, item), among)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes to keep it."""
+        return sum(each.nbytes for each in (self.target, *self.hidden, *(self.among or ())))
+
+    def by(self, vectors: Tensor, device: torch.device) -> Asked:
+        """Asked by these vectors of the users; one copy to the device, which nobody waits for."""
+        target, *pairs = to_device(self.target, *self.hidden, *(self.among or ()), device=device)
+        among = Pairs(*pairs[2:]) if self.among is not None else None
+        return Asked(vectors, target, Pairs(*pairs[:2]), among)
+
+
 @dataclass(frozen=True)
 class Asked:
     """Users to rank for: their vectors, the numbers of their targets and of the items they are not recommended.
@@ -87,26 +128,15 @@ class Asked:
         rule: Rule,
     ) -> Asked:
         """The question for one batch of users."""
-        catalog = examples.source.items.ids
-        user = item = np.zeros(0, dtype=np.int64)
-        if rule.filter_seen:
-            offsets, seen = examples.seen(rows)
-            user, item = np.repeat(np.arange(len(rows)), np.diff(offsets)), np.searchsorted(catalog, seen)
-        target = np.searchsorted(
-            catalog, batch.tokens["target"].cpu().index_select(0, last_tokens(batch)).numpy()
-        )
-        among = None
-        if rule.sampled is not None:
-            drawn = _draw(rows, target, user * len(catalog) + item, num_items=len(catalog), rule=rule)
-            among = _pairs(*drawn, device)
-        return Asked(vectors, torch.from_numpy(target).to(device), _pairs(user, item, device), among)
+        return AskedNumbers.of(examples, rows, batch, rule).by(vectors, device)
 
     @property
     def never(self) -> Tensor:
         """[U] whether the target itself is left out, so that it is not recommended at all."""
-        found = torch.zeros_like(self.target, dtype=torch.bool)
-        found[self.hidden.user[self.hidden.item == self.target[self.hidden.user]]] = True
-        return found
+        user = self.hidden.user
+        found = torch.zeros(len(self.target) + 1, dtype=torch.bool, device=self.target.device)
+        found[torch.where(self.hidden.item == self.target[user], user, len(self.target))] = True
+        return found[:-1]
 
     def gather(self, ranks: Ranks) -> Asked:
         """Everybody's users on every rank."""
@@ -120,10 +150,6 @@ class Asked:
         """Where this rank's users stand after a gather."""
         start = sum(self.sizes[:rank])
         return slice(start, start + self.sizes[rank])
-
-
-def _pairs(user: IntArray, item: IntArray, device: torch.device) -> Pairs:
-    return Pairs(torch.from_numpy(user).to(device), torch.from_numpy(item).to(device))
 
 
 def _draw(
@@ -192,24 +218,26 @@ def _filled(blocks: Blocks) -> Iterator[ItemBlock]:
 def _count_ahead(
     scores: Tensor, target_score: Tensor, block: ItemBlock, asked: Asked, users: Tensor
 ) -> Tensor:
-    bar = target_score[:, None]
+    bar, last = target_score[:, None], len(users)
+    # A row more takes what falls into no column of the block: how much that is, no host has to know.
+    marks = torch.empty(last + 1, scores.shape[1], dtype=torch.bool, device=scores.device)
+    ahead = marks[:last]
     # "not below" instead of "above", so that a NaN counts against the model and never for it.
-    ahead = ~(scores < bar)
+    torch.lt(scores, bar, out=ahead).logical_not_()
     ahead &= (scores != bar) | (block.numbers[None, :] < asked.target[:, None])
     if asked.among is not None:
-        ahead &= _marked(asked.among, block, torch.zeros_like(ahead))
-    column, inside = find_sorted(block.numbers, asked.hidden.item)
-    ahead[asked.hidden.user[inside], column[inside]] = False
-    column, inside = find_sorted(block.numbers, asked.target)
-    ahead[users[inside], column[inside]] = False
+        among = torch.zeros_like(marks)
+        _mark(among, asked.among, block, value=True)
+        ahead &= among[:last]
+    _mark(marks, asked.hidden, block, value=False)
+    _mark(marks, Pairs(users, asked.target), block, value=False)
     return ahead.sum(1)
 
 
-def _marked(pairs: Pairs, block: ItemBlock, marks: Tensor) -> Tensor:
-    """[U, items of the block] True where a pair stands."""
+def _mark(marks: Tensor, pairs: Pairs, block: ItemBlock, *, value: bool) -> None:
+    """[U + 1, items of the block] where a pair stands; pairs of other items into the last row."""
     column, inside = find_sorted(block.numbers, pairs.item)
-    marks[pairs.user[inside], column[inside]] = True
-    return marks
+    marks[torch.where(inside, pairs.user, len(marks) - 1), torch.where(inside, column, 0)] = value
 
 
 def gather_uneven(values: Tensor, ranks: Ranks) -> tuple[Tensor, list[int]]:

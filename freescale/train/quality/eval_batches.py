@@ -1,0 +1,76 @@
+"""What an evaluation asks, batch by batch: kept for the next one, which asks the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from freescale.data import Examples, IntArray, SequenceBatch
+from freescale.train.quality.full_ranking import AskedNumbers
+
+_ROOM = 128 << 20
+
+
+class EvalBatch(NamedTuple):
+    """Users and what is known of them before any model looks.
+
+    Args:
+        rows: of the users.
+        batch: their histories, on the CPU.
+        asked: what their targets are ranked among; None where nothing is ranked.
+    """
+
+    rows: IntArray
+    batch: SequenceBatch
+    asked: AskedNumbers | None
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes to keep it."""
+        tensors = [self.batch.offsets, *self.batch.tokens.values(), *self.batch.samples.values()]
+        own = self.rows.nbytes + sum(tensor.nbytes for tensor in tensors)
+        return own + (0 if self.asked is None else self.asked.nbytes)
+
+
+@dataclass
+class EvalBatches:
+    """Batches of the evaluation that was made last: the first of them stay, as many as there is room for.
+
+    Args:
+        room: bytes of this process.
+    """
+
+    room: int = _ROOM
+    _of: Examples | None = None
+    _parts: list[IntArray] = field(default_factory=list)
+    _kept: list[EvalBatch] = field(default_factory=list)
+
+    def of(
+        self, examples: Examples, parts: Sequence[IntArray], make: Callable[[IntArray], EvalBatch]
+    ) -> Iterator[EvalBatch]:
+        """A batch of each part, from the last time or made anew.
+
+        Args:
+            examples: whose rows are named; others than those before take their place.
+            parts: rows of each batch.
+            make: rows -> what is known of them.
+        """
+        if self._of is not examples or not _alike(self._parts, parts):
+            self._of, self._parts, self._kept = examples, list(parts), []
+        left = self.room - sum(one.nbytes for one in self._kept)
+        for number, rows in enumerate(parts):
+            if number < len(self._kept):
+                yield self._kept[number]
+                continue
+            made = make(rows)
+            left -= made.nbytes
+            if left >= 0:  # never again once it was too much: those kept are the first ones
+                self._kept.append(made)
+            yield made
+
+
+def _alike(some: Sequence[IntArray], others: Sequence[IntArray]) -> bool:
+    return len(some) == len(others) and all(map(np.array_equal, some, others))

@@ -1,0 +1,94 @@
+"""Batches of an evaluation are made once, as far as there is room, and never for other users or another rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freescale.data import SequenceBatch
+from freescale.train.quality.eval_batches import EvalBatch, EvalBatches
+from freescale.train.quality.full_ranking import AskedNumbers, Rule
+from tests.small_run import make_run
+
+NOBODY = np.zeros(0, np.int64)
+
+
+class Maker:
+    """Makes batches of a kilobyte a user, and knows for whom."""
+
+    def __init__(self) -> None:
+        self.made: list[list[int]] = []
+
+    def __call__(self, rows) -> EvalBatch:
+        self.made.append(rows.tolist())
+        tokens = {"item": torch.zeros(128 * len(rows), dtype=torch.int64)}
+        batch = SequenceBatch(
+            offsets=torch.arange(len(rows) + 1) * 128, tokens=tokens, samples={"row": torch.from_numpy(rows)}
+        )
+        return EvalBatch(rows, batch, AskedNumbers(rows, (NOBODY, NOBODY)))
+
+
+def parts_of(*sizes: int) -> list[np.ndarray]:
+    ends = np.cumsum(sizes)
+    return [np.arange(end - size, end) for size, end in zip(sizes, ends)]
+
+
+@given(st.lists(st.integers(1, 5), max_size=8), st.integers(0, 20_000))
+def test_the_first_that_fit_are_kept_and_all_come_in_order(sizes, room):
+    batches, make, parts = EvalBatches(room=room), Maker(), parts_of(*sizes)
+    examples = object()
+    for _ in range(3):
+        found = list(batches.of(examples, parts, make))
+        assert [one.rows.tolist() for one in found] == [part.tolist() for part in parts]
+    kept, total = 0, 0
+    for one in found:
+        total += one.nbytes
+        if total > room:
+            break
+        kept += 1
+    assert len(make.made) == len(parts) + 2 * (len(parts) - kept)
+    assert sum(one.nbytes for one in batches._kept) <= room
+
+
+def test_other_examples_or_users_are_made_anew():
+    batches, make = EvalBatches(), Maker()
+    first, second = object(), object()
+    for examples, parts in (
+        (first, parts_of(2, 3)),
+        (first, parts_of(2, 3)),
+        (first, parts_of(3, 2)),
+        (second, parts_of(3, 2)),
+        (first, parts_of(2)),
+    ):
+        assert [one.rows.tolist() for one in batches.of(examples, parts, make)] == [x.tolist() for x in parts]
+    assert len(make.made) == 2 + 2 + 2 + 1
+
+
+def test_an_evaluation_that_is_given_up_leaves_what_it_made():
+    batches, make, parts, examples = EvalBatches(), Maker(), parts_of(1, 1, 1), object()
+    next(iter(batches.of(examples, parts, make)))
+    list(batches.of(examples, parts, make))
+    assert make.made == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("sampled", [None, 20])
+def test_a_second_evaluation_makes_nothing_and_says_the_same(tmp_path, monkeypatch, sampled):
+    run, _ = make_run(["eval.max_users=100"], str(tmp_path))
+    rule = Rule(filter_seen=True, sampled=sampled)
+    evaluator = replace(run.evaluation.evaluator, rule=rule, batch=32)
+    valid = run.evaluation.valid
+    made = []
+    original = AskedNumbers.of
+    monkeypatch.setattr(AskedNumbers, "of", lambda *args: made.append(args) or original(*args))
+    first = evaluator.run(valid, max_users=100)
+    assert len(made) == 4
+    assert evaluator.run(valid, max_users=100) == first
+    assert len(made) == 4
+    other = replace(evaluator, rule=replace(rule, filter_seen=False)).run(valid, max_users=100)
+    assert len(made) == 8
+    assert other != first
