@@ -23,7 +23,7 @@ from freescale.comm.world import Ranks
 from freescale.data import Examples, IntArray, SequenceBatch
 from freescale.errors import ConfigError
 from freescale.kernels import SequenceLayout
-from freescale.kernels.runtime import Readback
+from freescale.kernels.runtime import Readback, on_device
 from freescale.model import (
     CUTOFFS,
     NEVER,
@@ -165,6 +165,8 @@ class Evaluator:
 
     def _made(self, examples: Examples, rows: IntArray, *, ranks_targets: bool) -> EvalBatch:
         batch = examples.batch(rows)
+        if self.ranks.device.type == "cuda":
+            batch = batch.pin()  # nobody waits for its copies
         asks = ranks_targets and batch.targets is None
         return EvalBatch(rows, batch, AskedNumbers.of(examples, rows, batch, self.rule) if asks else None)
 
@@ -178,7 +180,7 @@ class Evaluator:
             compressor = Compressor(encoder, model="", dtype=rows.dtype)
             return compressor.last_states(self.model.vectors(rows, indexed, items.tables), indexed)
         layout = SequenceLayout(indexed.offsets, device=self.ranks.device)
-        last = last_tokens(indexed).to(rows.device)
+        last = on_device(last_tokens(indexed), rows.device)
         return self.model.states(rows, indexed, layout, items.tables).index_select(0, last)
 
 
@@ -274,7 +276,7 @@ def _last_events(
     lookup: Tensor, indexed: SequenceBatch, states: Tensor, target_rank: Tensor | None
 ) -> LastEvents:
     """What the head's own metrics see of a batch."""
-    last = last_tokens(indexed).to(lookup.device)
+    last = on_device(last_tokens(indexed), lookup.device)
     tokens = {name: values.index_select(0, last) for name, values in indexed.tokens.items()}
     return LastEvents(
         states=states,

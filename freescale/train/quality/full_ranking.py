@@ -237,7 +237,7 @@ def _count_ahead(
 def _mark(marks: Tensor, pairs: Pairs, block: ItemBlock, *, value: bool) -> None:
     """[U + 1, items of the block] where a pair stands; pairs of other items into the last row."""
     column, inside = find_sorted(block.numbers, pairs.item)
-    marks[torch.where(inside, pairs.user, len(marks) - 1), torch.where(inside, column, 0)] = value
+    marks[torch.where(inside, pairs.user, len(marks) - 1), column] = value
 
 
 def gather_uneven(values: Tensor, ranks: Ranks) -> tuple[Tensor, list[int]]:
