@@ -1,7 +1,8 @@
-"""What an evaluation asks, batch by batch: kept for the next one, which asks the same."""
+"""What an evaluation asks, batch by batch: kept from the second time on that the same is asked."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,8 +31,7 @@ class EvalBatch(NamedTuple):
     @property
     def nbytes(self) -> int:
         """What it takes to keep it."""
-        tensors = [self.batch.offsets, *self.batch.tokens.values(), *self.batch.samples.values()]
-        own = self.rows.nbytes + sum(tensor.nbytes for tensor in tensors)
+        own = self.rows.nbytes + sum(tensor.nbytes for tensor in (self.batch.offsets, *self.batch.features()))
         return own + (0 if self.asked is None else self.asked.nbytes)
 
 
@@ -39,12 +39,14 @@ class EvalBatch(NamedTuple):
 class EvalBatches:
     """Batches of the evaluation that was made last: the first of them stay, as many as there is room for.
 
+    What is asked once (a window of a log, test targets) leaves nothing.
+
     Args:
         room: bytes of this process.
     """
 
     room: int = _ROOM
-    _of: Examples | None = None
+    _of: weakref.ref[Examples] | None = None
     _parts: list[IntArray] = field(default_factory=list)
     _kept: list[EvalBatch] = field(default_factory=list)
 
@@ -54,13 +56,14 @@ class EvalBatches:
         """A batch of each part, from the last time or made anew.
 
         Args:
-            examples: whose rows are named; others than those before take their place.
+            examples: whose rows are named; others than those before take their place, once they are asked again.
             parts: rows of each batch.
             make: rows -> what is known of them.
         """
-        if self._of is not examples or not _alike(self._parts, parts):
-            self._of, self._parts, self._kept = examples, list(parts), []
-        left = self.room - sum(one.nbytes for one in self._kept)
+        again = self._of is not None and self._of() is examples and _alike(self._parts, parts)
+        if not again:
+            self._of, self._parts, self._kept = weakref.ref(examples), list(parts), []
+        left = self.room - sum(one.nbytes for one in self._kept) if again else 0
         for number, rows in enumerate(parts):
             if number < len(self._kept):
                 yield self._kept[number]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,10 @@ from freescale.train.quality.full_ranking import AskedNumbers, Rule
 from tests.small_run import make_run
 
 NOBODY = np.zeros(0, np.int64)
+
+
+class Split:
+    """Stands in for examples."""
 
 
 class Maker:
@@ -41,8 +46,8 @@ def parts_of(*sizes: int) -> list[np.ndarray]:
 @given(st.lists(st.integers(1, 5), max_size=8), st.integers(0, 20_000))
 def test_the_first_that_fit_are_kept_and_all_come_in_order(sizes, room):
     batches, make, parts = EvalBatches(room=room), Maker(), parts_of(*sizes)
-    examples = object()
-    for _ in range(3):
+    examples = Split()
+    for _ in range(4):
         found = list(batches.of(examples, parts, make))
         assert [one.rows.tolist() for one in found] == [part.tolist() for part in parts]
     kept, total = 0, 0
@@ -51,33 +56,42 @@ def test_the_first_that_fit_are_kept_and_all_come_in_order(sizes, room):
         if total > room:
             break
         kept += 1
-    assert len(make.made) == len(parts) + 2 * (len(parts) - kept)
+    assert len(make.made) == 2 * len(parts) + 2 * (len(parts) - kept)
     assert sum(one.nbytes for one in batches._kept) <= room
 
 
 def test_other_examples_or_users_are_made_anew():
     batches, make = EvalBatches(), Maker()
-    first, second = object(), object()
+    first, second = Split(), Split()
     for examples, parts in (
-        (first, parts_of(2, 3)),
-        (first, parts_of(2, 3)),
-        (first, parts_of(3, 2)),
+        *[(first, parts_of(2, 3))] * 3,
+        *[(first, parts_of(3, 2))] * 3,
         (second, parts_of(3, 2)),
         (first, parts_of(2)),
     ):
         assert [one.rows.tolist() for one in batches.of(examples, parts, make)] == [x.tolist() for x in parts]
-    assert len(make.made) == 2 + 2 + 2 + 1
+    assert len(make.made) == 2 * (2 + 2) + 2 + 1
+
+
+def test_what_is_asked_once_leaves_nothing():
+    batches, examples = EvalBatches(), Split()
+    list(batches.of(examples, parts_of(2, 3), Maker()))
+    assert batches._kept == []
+    gone = weakref.ref(examples)
+    del examples
+    assert gone() is None
 
 
 def test_an_evaluation_that_is_given_up_leaves_what_it_made():
-    batches, make, parts, examples = EvalBatches(), Maker(), parts_of(1, 1, 1), object()
+    batches, make, parts, examples = EvalBatches(), Maker(), parts_of(1, 1, 1), Split()
+    list(batches.of(examples, parts, make))
     next(iter(batches.of(examples, parts, make)))
     list(batches.of(examples, parts, make))
-    assert make.made == [[0], [1], [2]]
+    assert make.made == [[0], [1], [2], [0], [1], [2]]
 
 
 @pytest.mark.parametrize("sampled", [None, 20])
-def test_a_second_evaluation_makes_nothing_and_says_the_same(tmp_path, monkeypatch, sampled):
+def test_later_evaluations_make_nothing_and_say_the_same(tmp_path, monkeypatch, sampled):
     run, _ = make_run(["eval.max_users=100"], str(tmp_path))
     rule = Rule(filter_seen=True, sampled=sampled)
     evaluator = replace(run.evaluation.evaluator, rule=rule, batch=32)
@@ -86,9 +100,8 @@ def test_a_second_evaluation_makes_nothing_and_says_the_same(tmp_path, monkeypat
     original = AskedNumbers.of
     monkeypatch.setattr(AskedNumbers, "of", lambda *args: made.append(args) or original(*args))
     first = evaluator.run(valid, max_users=100)
-    assert len(made) == 4
-    assert evaluator.run(valid, max_users=100) == first
-    assert len(made) == 4
-    other = replace(evaluator, rule=replace(rule, filter_seen=False)).run(valid, max_users=100)
+    assert [evaluator.run(valid, max_users=100) for _ in range(3)] == [first] * 3
     assert len(made) == 8
+    other = replace(evaluator, rule=replace(rule, filter_seen=False)).run(valid, max_users=100)
+    assert len(made) == 12
     assert other != first
