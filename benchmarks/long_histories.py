@@ -147,7 +147,7 @@ def ranks_of(
     catalog = examples.source.items.ids
     vectors = evaluator.items.catalogue(catalog, chunk=evaluator.item_chunk)
     blocks = [ItemBlock(numbers=n, vectors=head.candidates(v)) for n, v in vectors.parts()]
-    found = []
+    places = []
     for start in range(0, len(users), evaluator.batch):
         rows = users[start : start + evaluator.batch]
         batch = examples.batch(rows)
@@ -155,8 +155,8 @@ def ranks_of(
         lookup, indexed = found.rows, found.batch
         states = head.queries(last_states(F.embedding(indexed.tokens["item_index"], lookup), indexed))
         asked = Asked.of(examples, rows, batch, states, run.ranks.device, evaluator.rule)
-        found.append(rank_of_targets(asked, blocks).cpu().numpy())
-    return np.concatenate(found)
+        places.append(rank_of_targets(asked, blocks).cpu().numpy())
+    return np.concatenate(places)
 
 
 def hit_rate(ranks: np.ndarray[Any, Any]) -> float | None:

@@ -6,6 +6,8 @@ import re
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -184,6 +186,27 @@ def test_a_profile_has_no_wait_but_for_numbers_of_the_step_before(
     ]
     assert set(waits) <= {"cudaEventSynchronize"}, Counter(waits)
     assert len(waits) <= (2 + len(run.train_step.extensions)) * len(ranges), Counter(waits)
+
+
+def test_an_evaluation_waits_for_the_gpu_only_where_it_reads_places(tmp_path: Path) -> None:
+    """Of users of the batch before; their batches are kept from the second evaluation on."""
+    run, _ = make_run(tmp_path, "run.steps=2", "eval.filter_seen=true")
+    evaluator = replace(run.evaluation.evaluator, batch=64)
+    first = evaluator.run(run.evaluation.valid)
+    assert evaluator.run(run.evaluation.valid) == first
+    whole = evaluator._batches.of
+    # Behind the catalogue, which is made once.
+    evaluator._batches.of = lambda *args: _forbidding_waits(whole(*args))  # type: ignore[method-assign]
+    try:
+        assert evaluator.run(run.evaluation.valid) == first
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _forbidding_waits(batches: Iterator[Any]) -> Iterator[Any]:
+    torch.cuda.set_sync_debug_mode("error")
+    yield from batches
+    torch.cuda.set_sync_debug_mode("default")
 
 
 def test_all_sizes_are_recorded_at_the_start(tmp_path: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from freescale.comm.world.ranks import Ranks
 from freescale.kernels.attention.triton import bias_gradients
+from freescale.model import moe_layers
+from freescale.model.parts.moe import AllHere
 from freescale.pipeline import PairLimit
 from freescale.recipe import assembly, build_run, build_source, load_config
 from freescale.recipe.building.capture import _pair_limit, why_not
 from freescale.recipe.building.run_tables import RunTables
 from freescale.train import loop
+from freescale.train.compute.flat_gradients import FlatGradients, rows_of_items
 from freescale.train.log.events import Progress
 from freescale.train.loop import take_steps
 from freescale.train.state.run_state import run_tensors
@@ -89,6 +94,42 @@ def test_a_run_that_cannot_be_recorded_has_a_reason(tmp_path, key, reason):
     run, config, _ = small_run(tmp_path, *SMALL, *key.split())
     found = why_not(config, run.state.model, tables_of(run))
     assert found is None if reason is None else reason in found
+
+
+def test_experts_elsewhere_have_a_reason(tmp_path):
+    run, config, _ = small_run(tmp_path, *SMALL, "ffn.kind=moe")
+
+    class Elsewhere(AllHere):
+        is_split = True
+
+    for _, layer in moe_layers(run.state.model):
+        layer.dispatch = Elsewhere()
+    assert "moe.parallel" in why_not(config, run.state.model, tables_of(run))
+
+
+def test_a_trial_takes_back_what_modules_count(tmp_path):
+    run, _, _ = small_run(tmp_path, *SMALL, "ffn.kind=moe")
+    model = run.state.model
+    own = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = FlatGradients(
+        model,
+        own,
+        precision=nullcontext,
+        vectors_of=rows_of_items,
+        postpone_bytes=None,
+        piece_bytes=None,
+        late=None,
+    )
+    ((_, layer),) = moe_layers(model)
+    x = torch.randn(7, layer.dim)
+    layer(x)
+    before = layer.router.tally.clone()
+    with pytest.raises(RuntimeError), gradients.keeping_buffers():
+        layer(x)
+        assert not torch.equal(layer.router.tally, before)
+        raise RuntimeError("too little memory")
+    assert before[: layer.num_experts].sum() == 7 * layer.router.top_k
+    assert torch.equal(layer.router.tally, before)
 
 
 def test_items_made_by_other_modules_have_a_reason(tmp_path):

@@ -36,11 +36,13 @@ class Readback:
     @property
     def here(self) -> bool:
         """Whether `read` would not wait."""
-        return self._event is None or self._event.query()
+        event = self._event
+        return event is None or event.query()
 
     def read(self) -> Tensor:
         """The values, on the CPU; waits for them if need be."""
-        event, self._event = self._event, None
+        event = self._event
         if event is not None:
             event.synchronize()
+            self._event = None
         return self._values

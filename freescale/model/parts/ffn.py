@@ -61,7 +61,7 @@ class FeedForward(nn.Module):
 
 def run_ffn(ffn: nn.Module, x_TD: Tensor, real: Tensor | None) -> Tensor:
     """Any of them; one that counts its tokens is told how many are real, where there are pads."""
-    y_TD: Tensor = ffn(x_TD) if real is None or isinstance(ffn, DenseFFN) else ffn(x_TD, real)
+    y_TD: Tensor = ffn(x_TD, real) if real is not None and getattr(ffn, "counts_tokens", False) else ffn(x_TD)
     return y_TD
 
 

@@ -76,6 +76,9 @@ class MoE(nn.Module):
         >>> moe.router.rebalance(moe.router.take_tally())   # once an optimizer step
     """
 
+    counts_tokens = True
+    """It is told how many of its tokens are no pads."""
+
     def __init__(
         self,
         *,
@@ -95,9 +98,9 @@ class MoE(nn.Module):
             raise ConfigError("unknown activation", got=activation, allowed=", ".join(ACTIVATIONS))
         self.dim, self.num_experts, self.activation = dim, num_experts, activation
         self.save, self.backend = save, backend
-        self.global_tokens: Tensor | None = None
-        """[] what sums over tokens are divided by, which a recorded step reads from the device: the tokens of the step
-        over all ranks; None: those of the call."""
+        self.global_tokens: Tensor | int | None = None
+        """What sums over tokens are divided by: the tokens of the step over all ranks; None: those of the call. As a
+        tensor [] a recorded step reads it from the device."""
         self.router = Router(dim=dim, num_experts=num_experts, top_k=top_k, **router)
         self.dispatch: Dispatch = dispatch or AllHere()
         first, count = self.dispatch.block(num_experts)
@@ -135,8 +138,8 @@ class MoE(nn.Module):
             y = y + self.shared(x_TD)
         if routing.loss is not None and self.training and torch.is_grad_enabled():
             tokens = self.global_tokens
-            if tokens is None:
-                tokens = x_TD.new_full((), float(max(1, len(x_TD))), dtype=torch.float64)
+            if not isinstance(tokens, Tensor):
+                tokens = x_TD.new_full((), float(max(1, tokens or len(x_TD))), dtype=torch.float64)
             y = _AlsoLearn.apply(y, routing.loss, tokens)  # type: ignore[no-untyped-call]
         return y
 

@@ -18,6 +18,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -127,7 +128,7 @@ class Accounts:
     @cached_property
     def _books(self) -> Bookkeeper:
         if self.beside:
-            assert self.ranks.control is not None, "a rank alone accounts for each step at once"
+            assert self.ranks.control is not None, "a rank alone accounts for its steps by itself"
             try:
                 return Beside(rank=self.ranks.rank, spans=self.spans, timeout_s=self.ranks.timeout_s)
             except OSError as error:
@@ -212,7 +213,11 @@ class Accounts:
 
     def close(self) -> None:
         """Write what is held, without bubbles where the other ranks can no longer be asked."""
-        if self.recorder is not None:
+        if self.recorder is not None and not self.recorder.paused:
+            if self._held and self.ranks.control is None:
+                # A run that dies: alone it can still tell of all that has passed. What it dies of is told elsewhere.
+                with suppress(Exception):
+                    self._account(self._held[-1].step)
             self.recorder.pause()
         if self.busy is not None:
             self.busy.abandon()

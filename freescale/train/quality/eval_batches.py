@@ -12,7 +12,8 @@ import numpy as np
 from freescale.data import Examples, IntArray, SequenceBatch
 from freescale.train.quality.full_ranking import AskedNumbers
 
-_ROOM = 128 << 20
+_ROOM = 64 << 20
+"""Page-locked memory comes in powers of two, so it may be twice as much."""
 
 
 class EvalBatch(NamedTuple):
@@ -56,7 +57,8 @@ class EvalBatches:
         """A batch of each part, from the last time or made anew.
 
         Args:
-            examples: whose rows are named; others than those before take their place, once they are asked again.
+            examples: whose rows are named, and which stay what they are; others than those before take their place,
+                once they are asked again.
             parts: rows of each batch.
             make: rows -> what is known of them.
         """

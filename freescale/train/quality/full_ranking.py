@@ -135,7 +135,8 @@ class Asked:
         """[U] whether the target itself is left out, so that it is not recommended at all."""
         user = self.hidden.user
         found = torch.zeros(len(self.target) + 1, dtype=torch.bool, device=self.target.device)
-        found[torch.where(self.hidden.item == self.target[user], user, len(self.target))] = True
+        hit = torch.where(self.hidden.item == self.target[user], user, len(self.target))
+        _put(found, (hit,), value=True)
         return found[:-1]
 
     def gather(self, ranks: Ranks) -> Asked:
@@ -237,7 +238,12 @@ def _count_ahead(
 def _mark(marks: Tensor, pairs: Pairs, block: ItemBlock, *, value: bool) -> None:
     """[U + 1, items of the block] where a pair stands; pairs of other items into the last row."""
     column, inside = find_sorted(block.numbers, pairs.item)
-    marks[torch.where(inside, pairs.user, len(marks) - 1), column] = value
+    _put(marks, (torch.where(inside, pairs.user, len(marks) - 1), column), value=value)
+
+
+def _put(marks: Tensor, where: tuple[Tensor, ...], *, value: bool) -> None:
+    """As by assignment, which brings its value to a GPU and waits for that."""
+    marks.index_put_(where, torch.full((), value, dtype=marks.dtype, device=marks.device))
 
 
 def gather_uneven(values: Tensor, ranks: Ranks) -> tuple[Tensor, list[int]]:

@@ -84,14 +84,16 @@ def test_a_shared_expert_is_added_for_every_token() -> None:
     torch.testing.assert_close(moe(x), written_out(moe, x) + moe.shared(x))
 
 
-@pytest.mark.parametrize("global_tokens", [None, 100])
-def test_injected_losses_have_the_gradients_of_added_ones_and_do_not_show(global_tokens: int | None) -> None:
+@pytest.mark.parametrize("global_tokens", [None, 100, torch.tensor(100.0)])
+def test_injected_losses_have_the_gradients_of_added_ones_and_do_not_show(
+    global_tokens: Tensor | int | None,
+) -> None:
     moe, x = make_moe(aux_loss=0.3, z_loss=0.1), tokens(20)
     plain = make_moe()
     moe.router.share.copy_(torch.tensor([0.6, 0.1, 0.1, 0.1, 0.1]))
-    moe.global_tokens = None if global_tokens is None else torch.tensor(float(global_tokens))
+    moe.global_tokens = global_tokens
     probe = tokens(20, seed=2).detach()
-    count = global_tokens or 20
+    count = 20 if global_tokens is None else global_tokens
     y = moe(x)
     assert torch.equal(y, plain(x))
     got = torch.autograd.grad((y * probe).sum() / count, [x, moe.router.weight, moe.w_in])

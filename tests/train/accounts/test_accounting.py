@@ -411,13 +411,26 @@ def test_a_rank_alone_accounts_for_short_steps_together_and_for_long_ones_at_onc
 
 def test_a_run_that_dies_still_writes_its_lines():
     written: list[AccountedStep] = []
-    recorder = Recorder()
+    recorder = Recorder(SlowDevice())  # which has not come to the end of the step
     accounts = Accounts(ranks=these_ranks(), recorder=recorder, write=written.append)
     accounts.begin(1)
     accounts.end_step()
     accounts._held.append(AccountedStep(1, {"loss": 3.0}, seconds=0.5))
     accounts.close()
     assert [(step.line, step.ranks, step.seconds) for step in written] == [({"loss": 3.0}, (), 0.5)]
+
+
+def test_a_rank_alone_that_dies_still_tells_where_the_time_of_its_steps_went():
+    written: list[AccountedStep] = []
+    accounts = Accounts(ranks=these_ranks(), recorder=Recorder(), write=written.append, every=100)
+    accounts.begin(1)
+    accounts._accounted_at = time.monotonic() + 60
+    for step in range(1, 8):
+        accounts.end_step()
+        accounts.add(step, {})
+    assert written == []
+    accounts.close()
+    assert [(one.step, len(one.ranks)) for one in written] == [(step, 1) for step in range(1, 8)]
 
 
 def small(rank: int, overrides: list[str], folder: str):
