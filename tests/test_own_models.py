@@ -175,7 +175,8 @@ def test_every_example_is_short():
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60, name
 
 
-@pytest.mark.parametrize("name", ["own_gru4rec", *(slow(name) for name in NAMES[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_the_script_runs_alone_and_under_torchrun(name, tmp_path, python):
     import subprocess
 

@@ -11,6 +11,7 @@ from freescale.app.run.run_summary import describe
 from freescale.errors import FreeScaleError
 from freescale.recipe import build_run, build_source, load_config
 from freescale.train.log.events import Progress
+from tests.effort import slow
 from tests.ranks import run_on_ranks
 from tests.small_run import SMALL, full_tensors, make_run, these_ranks, train
 
@@ -38,7 +39,9 @@ def train_by(rank: int, keys: tuple[str, ...], folder: Path) -> list[str | None]
     return by
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize(
+    "how", ["clipped, in parts", *(slow(how) for how in WAYS if how != "clipped, in parts")]
+)
 def test_sums_have_the_same_bits_by_a_way_of_their_own(how: str, tmp_path: Path) -> None:
     assert run_on_ranks(train_by, 3, WAYS[how], tmp_path, timeout=100) == [["local", "host_staged"]] * 3
 

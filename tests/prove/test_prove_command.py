@@ -176,6 +176,7 @@ def test_all_claims_on_two_cpu_ranks(python: str, tmp_path: Path) -> None:
         assert statuses[name] == "proven", done.stdout
 
 
+@pytest.mark.slow
 def test_a_folder_that_two_machines_do_not_share_is_named(python: str, tmp_path: Path) -> None:
     if reason := why_no_nodes():
         pytest.skip(reason)

@@ -145,7 +145,7 @@ def test_an_unknown_error_is_told_with_its_type(run):
     assert message == "rank 0 failed in stage 'train' at step 3: KeyError: 'oops'"
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+@pytest.mark.parametrize("name", ["SIGKILL", slow("SIGSEGV")])
 def test_a_killed_rank_is_named_with_the_signal(run, name, monkeypatch):
     monkeypatch.setattr(launch_module, "_GRACE_S", 4.0)  # time for the third rank to say where it was
     program = FAIL + (
@@ -382,6 +382,7 @@ def test_a_rank_that_a_library_ends_shows_where_it_stood(run, capfd):
 
 JOIN = """
 from freescale.comm.world.joining import join_ranks
+from tests.effort import slow
 import torch
 with join_ranks(device="cpu", timeout_s=60) as ranks:
     total = ranks.sum(torch.tensor([1, 10 ** ranks.rank])).tolist()

@@ -188,6 +188,7 @@ def attacked(out: Path, temporary: Path, *, from_start: bool) -> tuple[int, str,
     return run.returncode, said, attack.result(), attack.doors
 
 
+@pytest.mark.slow
 def test_a_run_under_attack_takes_the_same_steps(tmp_path, everybodys):
     out = tmp_path / "run"
     code, said, harm, doors = in_own_network(lambda: attacked(out, everybodys, from_start=False))

@@ -25,6 +25,7 @@ from freescale.errors import EXIT_PEER, EXIT_UNEXPECTED, DataError
 from freescale.recipe import load_config
 from freescale.trace import stage
 from tests.comm.world.by_hand import ByHand, until
+from tests.effort import slow
 
 pytestmark = pytest.mark.timed
 HOST = socket.gethostname()
@@ -75,7 +76,7 @@ def test_an_error_of_one_rank_is_told_by_all_with_rank_host_stage_and_step(by_ha
     assert all("the file is gone" in note["message"] for note in notes)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, slow(1)])
 def test_a_killed_rank_is_named_at_once_even_if_a_process_it_forked_lives_on(by_hand, victim):
     def work(rank: int) -> None:
         with joined() as ranks, stage("train", step=7):
