@@ -19,6 +19,7 @@ from freescale.comm.world.launcher import launch
 from freescale.comm.world.watch import report_failure
 from freescale.errors import EXIT_UNEXPECTED, DataError, Preempted, TrainingError
 from freescale.trace.stages import stage
+from tests.effort import slow
 
 pytestmark = pytest.mark.timed
 
@@ -382,7 +383,6 @@ def test_a_rank_that_a_library_ends_shows_where_it_stood(run, capfd):
 
 JOIN = """
 from freescale.comm.world.joining import join_ranks
-from tests.effort import slow
 import torch
 with join_ranks(device="cpu", timeout_s=60) as ranks:
     total = ranks.sum(torch.tensor([1, 10 ** ranks.rank])).tolist()
