@@ -121,6 +121,7 @@ def test_a_trial_takes_back_what_modules_count(tmp_path):
         late=None,
     )
     ((_, layer),) = moe_layers(model)
+    layer.register_buffer("ones", torch.ones(1).expand(5))  # one number in five places: nobody can write it
     x = torch.randn(7, layer.dim)
     layer(x)
     before = layer.router.tally.clone()

@@ -98,12 +98,13 @@ class FlatGradients:
     @contextmanager
     def keeping_buffers(self) -> Iterator[None]:
         """What is computed inside is a trial: what modules count on the way is as it was before."""
-        kept = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        kept = [(buffer, buffer._version, buffer.clone()) for buffer in self._model.buffers()]
         try:
             yield
         finally:
-            for buffer, before in kept:
-                buffer.copy_(before)
+            for buffer, version, before in kept:
+                if buffer._version != version:  # of others, some cannot even be written
+                    buffer.copy_(before)
 
     def hand_out(self) -> None:
         """Gradients to the parameters that have some."""
