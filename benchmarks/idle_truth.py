@@ -161,9 +161,7 @@ def measure_run(name: str, ranks: Ranks, options: argparse.Namespace) -> list[di
             steps = steps_of(run, schedule, reports, loaded, first_step=0)
 
             def take(count: int, last: int, whole: AbstractContextManager[Any] | None = None) -> int:
-                with (
-                    whole or nullcontext()
-                ):  # what is seen ends with the last step: what follows belongs to none
+                with whole or nullcontext():  # it ends with the last step: what follows belongs to none
                     for _ in range(count):
                         next(steps)
                 reports.flush()

@@ -130,7 +130,6 @@ class Recorder:
         clock: gives the moments of compute and waits; stages are always host time.
         say: told once, by the thread that trains, if spans had to be dropped.
         shows: step -> whether a timeline will show it: of all others, short stages are not kept.
-        shown: whether what happens now may be seen on it.
     """
 
     def __init__(
@@ -143,6 +142,7 @@ class Recorder:
         self.clock: Clock = clock or HostClock()
         self._shows = shows
         self.shown = True
+        """Whether what happens now may be seen on a timeline."""
         self._say: Callable[[str], None] | None = say
         self.step = 1
         self.paused = True

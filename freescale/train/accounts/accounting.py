@@ -350,7 +350,7 @@ class Accounts:
         dry: float | None = None
         unknown: tuple[int, ...] = ()
         if self.busy is not None:
-            dry = sum([one.dry for one in everybody]) / len(everybody)
-            unknown = tuple([rank for rank, one in enumerate(everybody) if not one.known])
+            dry = sum(one.dry for one in everybody) / len(everybody)
+            unknown = tuple(rank for rank, one in enumerate(everybody) if not one.known)
             self._words.tell_unknown(unknown, self.busy.times.problem)
         self.write(AccountedStep(held.step, held.line, tuple(parts), held.seconds, dry, unknown, watched))

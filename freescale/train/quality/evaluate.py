@@ -10,7 +10,6 @@ and the counts are summed.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -224,7 +223,7 @@ class _FullRanking:
         self._head, self._ranks = head, how.ranks
         self._blocks = _Candidates(head, vectors)
         self._sharded = vectors.spread and how.ranks.num_ranks > 1
-        self._places: deque[Readback] = deque()
+        self._places: Readback | None = None
         self.quality = RankingQuality(how.cutoffs)
 
     def add(self, numbers: AskedNumbers, states: Tensor) -> Tensor:
@@ -234,15 +233,16 @@ class _FullRanking:
         everybody = asked.gather(ranks) if self._sharded else asked
         counts = rank_of_targets(everybody, self._blocks, ranks if self._sharded else None)
         mine = counts[everybody.own_part(ranks.rank) if self._sharded else slice(None)]
-        self._places.append(Readback(mine))
-        while len(self._places) > 1:  # those of a batch are read when the next one is queued
-            self.quality.update(self._places.popleft().read())
+        places = Readback(mine)
+        self.finish()  # those of a batch are read when the next one is queued
+        self._places = places
         return mine
 
     def finish(self) -> None:
-        """No batch follows."""
-        while self._places:
-            self.quality.update(self._places.popleft().read())
+        """Count the users of the batch before, if there was one."""
+        if self._places is not None:
+            self.quality.update(self._places.read())
+            self._places = None
 
 
 class _Candidates:
