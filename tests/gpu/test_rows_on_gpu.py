@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,8 @@ from freescale.embedding.optimizer import rule_of
 from freescale.embedding.tables.direct import PlannedRows
 from freescale.errors import DataError
 from freescale.kernels.rows import plan_of_unique, step_numbers, sum_planned, unique_of, update_rows
+
+recorded_plan = pytest.importorskip("freescale.kernels.rows.triton.recorded_plan")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -123,11 +126,73 @@ def test_a_batch_in_two_parts_is_the_batch() -> None:
 def test_nobody_waits_for_a_step() -> None:
     for optimizer in OPTIMIZERS:
         embedding, (ids, grad) = made(optimizer), drawn(1)
-        one_step(embedding, ids, grad)  # kernels are compiled and loaded
+        for _ in range(3):
+            one_step(embedding, ids, grad)  # kernels are compiled and loaded, and the sort is recorded
         with nobody_waits():
             one_step(embedding, ids, grad)
             one_step(embedding, embedding.prepare("item", ids), grad)
             embedding.tables["item"].apply(torch.arange(9, device=GPU), grad[:9], lr=LR, step=3)
+
+
+def test_steps_whose_sorts_are_replayed_have_the_bits_of_planned_ones() -> None:
+    """Of sizes that come and go; two tables and two streams take turns with what is recorded."""
+    draw = torch.Generator().manual_seed(0)
+    sizes = [int(each) for each in torch.randint(1, 30_000, (40,), generator=draw)]
+    replayed, other, ahead = (made(RowwiseAdagrad()) for _ in range(3))
+    side = torch.cuda.Stream()
+    recorded_plan._sizes.clear()
+    for turn, size in enumerate(sizes):
+        ids, grad = (each[:size] for each in drawn(turn))
+        one_step(replayed, ids, grad)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            one_step(other, ids, grad)
+        torch.cuda.current_stream().wait_stream(side)
+        one_step(ahead, ahead.prepare("item", ids), grad)
+    for one, two, three in zip(bits(replayed), bits(other), bits(ahead)):
+        assert torch.equal(one, three)
+        assert torch.equal(two, three)
+    assert any(isinstance(each, recorded_plan.RecordedPlan) for each in recorded_plan._sizes.values())
+
+
+def test_threads_that_share_a_stream_keep_their_plans_apart() -> None:
+    ids, grad = drawn(3)
+    tables = [made(Adam()) for _ in range(4)]
+
+    def train(number: int) -> None:
+        rolled = ids.roll(number * 1000), grad.roll(number * 1000, 0)
+        for _ in range(12):
+            one_step(tables[number], *rolled)
+
+    threads = [threading.Thread(target=train, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, table in enumerate(tables):
+        alone = made(Adam())
+        planned = alone.prepare("item", ids.roll(number * 1000))
+        for _ in range(12):
+            one_step(alone, planned, grad.roll(number * 1000, 0))
+        assert all(torch.equal(one, two) for one, two in zip(bits(table), bits(alone)))
+
+
+def test_a_sort_that_cannot_be_recorded_is_told_and_started_one_by_one(monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no graphs here")
+
+    monkeypatch.setattr(recorded_plan.RecordedPlan, "__init__", refuse)
+    monkeypatch.setattr(recorded_plan, "_sizes", {})
+    ids, grad = drawn(3)
+    plain, planned = made(SGD()), made(SGD())
+    one_step(plain, ids, grad)
+    one_step(plain, ids, grad)
+    with pytest.warns(UserWarning, match="cannot be recorded .no graphs here"):
+        one_step(plain, ids, grad)
+    one_step(plain, ids, grad)
+    for _ in range(4):
+        one_step(planned, planned.prepare("item", ids), grad)
+    assert all(torch.equal(one, two) for one, two in zip(bits(plain), bits(planned)))
 
 
 def test_several_calls_a_step_add_up() -> None:

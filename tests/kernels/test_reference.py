@@ -17,6 +17,7 @@ TOLD_ELSEWHERE = {
     "plan_of_unique": "row_plan",
     "unique_of": "unique",
     "update_rows": "sum_planned",
+    "update_keys": "sum_planned",
 }
 
 

@@ -33,7 +33,7 @@ from freescale.embedding.tables.home import Home, merged
 from freescale.embedding.tables.lookup import Lookup, UniqueRows, as_leaf
 from freescale.embedding.whole_numbers import check_whole
 from freescale.errors import DataError
-from freescale.kernels.rows import RowPlan, plan_again, unique, unique_of
+from freescale.kernels.rows import RowPlan, unique, unique_of
 from freescale.kernels.runtime import on_device
 from freescale.trace import compute
 
@@ -258,7 +258,7 @@ class ShardedEmbedding(TableState):
         owned = lookup.owned
         if isinstance(owned, RowPlan):
             assert owned.keys is not None
-            return Home(owned.keys, values, owned)
+            return Home(owned.keys, values, owned, summed=False)
         assert owned is not None
         return Home(owned.unique, owned.sum(values))
 
@@ -266,7 +266,7 @@ class ShardedEmbedding(TableState):
         """Gradients of rows that every rank holds."""
         grad = lookup.gradient()
         if isinstance(lookup, DirectLookup):
-            return Home(lookup.keys, grad, lookup.plan or plan_again(lookup.keys))
+            return Home(lookup.keys, grad, lookup.plan, summed=False)
         return Home(*self._sum_replicated(lookup, grad))
 
     def _sum_replicated(self, lookup: Lookup, grad: Tensor) -> tuple[Tensor, Tensor]:

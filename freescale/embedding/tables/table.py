@@ -15,7 +15,9 @@ from freescale.kernels.rows import (
     add_scaled,
     gather_rows,
     no_bad_row,
+    plan_again,
     plan_keys,
+    update_keys,
     update_reason,
     update_rows,
 )
@@ -130,6 +132,17 @@ class EmbeddingTable:
         if self.before_writing is not None:
             self._tell(plan.rows[: int(plan.count)].long())
         self._fused(plan, values, lr=lr * self._lr_scale, step=step)
+
+    def apply_keys(self, keys: Tensor, values: Tensor, *, lr: float, step: int) -> None:
+        """The same of keys that were not planned, as `read` tells them."""
+        if self.before_writing is not None:
+            self.apply_sums(plan_again(keys), values, lr=lr, step=step)
+            return
+        rule = self._rule
+        assert rule is not None
+        state = tuple(self.state[name] for name in rule.state)
+        rate, first = lr * self._lr_scale, self.first_row
+        update_keys(self.weight, state, keys, values, rule, lr=rate, step=step, first_row=first)
 
     def step_numbers(self, *, lr: float, step: int) -> tuple[float, float, float, float]:
         """What `apply_counted` reads of a step, which counts from 1."""

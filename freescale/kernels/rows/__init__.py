@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         step_numbers,
         sum_planned,
         unique_of,
+        update_keys,
         update_reason,
         update_rows,
     )

@@ -113,6 +113,25 @@ def update_rows(
         kernels.update_summed(weight, state, rows, values, rule, count=count, **options)
 
 
+def update_keys(
+    weight: Tensor,
+    state: tuple[Tensor, ...],
+    keys: Tensor,
+    values: Tensor,
+    rule: UpdateRule,
+    *,
+    lr: float,
+    step: int,
+    first_row: int = 0,
+) -> None:
+    """As `update_rows` with the plan of these keys, which nobody else needs: its sort is a recorded graph."""
+    update = kernels_of("rows.triton.update").update_planned
+    options = {"lr": lr, "step": step, "first_row": first_row}
+    kernels_of("rows.triton.recorded_plan").use_plan(
+        keys, lambda plan: update(weight, state, plan, values, rule, **options)
+    )
+
+
 def sum_planned(values: Tensor, plan: RowPlan, num_rows: int) -> Tensor:
     """[num_rows, dim] float32 the sums of the values of each row of a plan, which has so many rows."""
     sums: Tensor = kernels_of("rows.triton.update").sum_planned(plan, values, num_rows)

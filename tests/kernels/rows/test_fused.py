@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from freescale.embedding import SGD, Adam, EmbeddingTable, RowwiseAdagrad
 from freescale.embedding.optimizer import rule_of
@@ -13,6 +17,7 @@ from tests.effort import along_edges
 pytest.importorskip("triton")
 from freescale.kernels.rows.triton import plan as plan_kernels
 from freescale.kernels.rows.triton import update as update_kernels
+from freescale.kernels.rows.triton.recorded_plan import FEWEST_KEYS, capacity_of
 
 CPU = torch.device("cpu")
 OPTIMIZERS = [SGD(), RowwiseAdagrad(), Adam()]
@@ -56,6 +61,30 @@ def test_a_plan_sorts_ids_by_row_as_they_stand(count, rows):
     check_plan(planned(ids, rows), ids)
     unique, inverse = torch.unique(ids, return_inverse=True)
     check_plan(plan_of_unique(unique, inverse, CPU), ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("count", "capacity", "rows"), [(1, 4096, 5), (300, 4096, 40), (4096, 4096, 9), (4999, 9216, 3000)]
+)
+def test_a_plan_of_padded_keys_is_that_of_the_keys(dtype, count, capacity, rows):
+    """As it is recorded: how many keys are real is read when the kernels run."""
+    padded, real = torch.full((capacity,), 3, dtype=dtype), torch.zeros(1, dtype=torch.int32)
+    for number in (count, max(1, count // 3)):
+        ids, _ = drawn(number, rows, seed=number)
+        # The last key there is must not be taken for padding, nor padding for it.
+        ids = torch.where(ids == rows - 1, torch.iinfo(dtype).max, ids)
+        plan_kernels.pad_keys(ids.to(dtype), padded, real)
+        plan = plan_kernels.make_plan(padded, real=real)
+        assert int(real) == number
+        check_plan(replace(plan, order=plan.order[:number]), ids)
+
+
+@given(st.integers(1, 1 << 18))
+def test_keys_are_padded_by_an_eighth_at_most(count):
+    capacity = capacity_of(count)
+    assert count <= capacity <= max(FEWEST_KEYS, count * 9 / 8)
+    assert capacity_of(capacity) == capacity
 
 
 def test_keys_of_a_huge_table_have_64_bits():

@@ -71,9 +71,20 @@ def _heads(Sorted, n, count):
     return key, ((n < count) & ((n == 0) | (key != before))).to(tl.int32)
 
 
+@triton.jit(do_not_specialize=["count", "capacity"])
+def pad_kernel(Keys, Padded, Real, count, capacity, LAST: tl.constexpr, BLOCK: tl.constexpr):
+    """Keys to where recorded kernels read them, keys behind all others after them, and how many are real."""
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    keys = tl.load(Keys + n, mask=n < count, other=LAST)
+    tl.store(Padded + n, keys, mask=n < capacity)
+    tl.store(Real + tl.zeros_like(n), count + tl.zeros_like(n), mask=n == 0)
+
+
 @triton.jit(do_not_specialize=["count"])
-def count_heads_kernel(Sorted, Heads, count, BLOCK: tl.constexpr):
+def count_heads_kernel(Sorted, Heads, Real, count, READ: tl.constexpr, BLOCK: tl.constexpr):
     """How many rows begin in each block of keys."""
+    if READ:
+        count = tl.load(Real)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     _, heads = _heads(Sorted, n, count)
     tl.store(Heads + tl.program_id(0), tl.sum(heads, 0))
@@ -81,13 +92,15 @@ def count_heads_kernel(Sorted, Heads, count, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count"])
 def write_plan_kernel(
-    Sorted, Heads, Rows, Starts, Index, Count, count,
-    BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, COUNTED: tl.constexpr,
+    Sorted, Heads, Rows, Starts, Index, Count, Real, count,
+    BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, COUNTED: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
     """Rows, where their values begin, and the number of each value's row; every block adds up those before it.
 
     Few keys are counted again by every block, which takes less time than the start of a kernel that counts.
     """
+    if READ:
+        count = tl.load(Real)
     block = tl.program_id(0)
     numbers = tl.arange(0, AT_ONCE)
     earlier = tl.zeros([AT_ONCE], tl.int32)
@@ -133,16 +146,22 @@ def _gather(width: int, make_keys: bool, wide: bool) -> CachedLauncher:
 
 
 @cache
-def _counting() -> CachedLauncher:
-    shape = {"BLOCK": BLOCK, "num_warps": 8}
-    return CachedLauncher(count_heads_kernel, ("Sorted", "Heads"), ("count",), shape)
+def _padding(dtype: torch.dtype) -> CachedLauncher:
+    constants = {"LAST": torch.iinfo(dtype).max, "BLOCK": 1024, "num_warps": 4}
+    return CachedLauncher(pad_kernel, ("Keys", "Padded", "Real"), ("count", "capacity"), constants)
 
 
 @cache
-def _writing(counted: bool) -> CachedLauncher:
-    shape = {"BLOCK": BLOCK, "AT_ONCE": 1024 if counted else BLOCK, "COUNTED": counted, "num_warps": 8}
-    tensors = ("Sorted", "Heads", "Rows", "Starts", "Index", "Count")
-    return CachedLauncher(write_plan_kernel, tensors, ("count",), shape)
+def _counting(read: bool) -> CachedLauncher:
+    shape = {"BLOCK": BLOCK, "READ": read, "num_warps": 8}
+    return CachedLauncher(count_heads_kernel, ("Sorted", "Heads", "Real"), ("count",), shape)
+
+
+@cache
+def _writing(counted: bool, read: bool) -> CachedLauncher:
+    shape = {"BLOCK": BLOCK, "AT_ONCE": 1024 if counted else BLOCK, "COUNTED": counted, "READ": read}
+    tensors = ("Sorted", "Heads", "Rows", "Starts", "Index", "Count", "Real")
+    return CachedLauncher(write_plan_kernel, tensors, ("count",), {**shape, "num_warps": 8})
 
 
 def key_type(num_rows: int) -> torch.dtype:
@@ -174,8 +193,17 @@ def gather(weight: Tensor, ids: Tensor, bad: Tensor, *, keys: Tensor | None = No
     return out, made
 
 
-def make_plan(keys: Tensor) -> RowPlan:
-    """The plan of these keys; the host learns nothing and waits for nothing."""
+def pad_keys(keys: Tensor, padded: Tensor, real: Tensor) -> None:
+    """Keys into memory with room for more of them, and their number into [1] `real`, for `make_plan`."""
+    capacity = len(padded)
+    _padding(keys.dtype).start((-(-capacity // 1024),), (keys, padded, real), (len(keys), capacity))
+
+
+def make_plan(keys: Tensor, *, real: Tensor | None = None) -> RowPlan:
+    """The plan of these keys; the host learns nothing and waits for nothing.
+
+    `real`: of `pad_keys`; read when the kernels run, so they can be recorded and replayed.
+    """
     (count,) = keys.shape
     blocks = -(-count // BLOCK)
     # One piece of memory, parts that begin at multiples of four numbers: kernels are compiled for tensors that do.
@@ -188,8 +216,12 @@ def make_plan(keys: Tensor) -> RowPlan:
         starts.zero_()
         num.zero_()
         return RowPlan(order, rows, starts, index, num, keys)
-    counted = blocks > COUNTED_AGAIN
+    read = real is not None
+    # Recorded, the kernel that counts costs no start worth the name.
+    counted = blocks > (1 if read else COUNTED_AGAIN)
+    number = num if real is None else real
     if counted:
-        _counting().start((blocks,), (ordered, heads), (count,))
-    _writing(counted).start((blocks,), (ordered, heads, rows, starts, index, num), (count,))
+        _counting(read).start((blocks,), (ordered, heads, number), (count,))
+    writing = _writing(counted, read)
+    writing.start((blocks,), (ordered, heads, rows, starts, index, num, number), (count,))
     return RowPlan(order, rows, starts, index, num, keys)
