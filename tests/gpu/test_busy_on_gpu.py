@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 import time
@@ -116,7 +117,7 @@ def test_a_small_model_is_told_to_be_bound_by_its_host(tmp_path: Path) -> None:
     assert "Bound by its host" in run.accounts.advice
     # The cost of samples is what they cost the device, not the host.
     assert measured
-    assert max(one.ms for one in measured[21:]) < 1000 * usual.total / len(steps) / 2
+    assert statistics.median(one.ms for one in measured[21:]) < 0.6 * 1000 * usual.total / len(steps)
 
 
 SEVERAL_RUNS = """

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch.autograd import DeviceType
 
 from freescale.errors import DataError
 from freescale.trace import Activity, Clock, Interval, activity_of, read_profiler_traces, union
@@ -22,6 +23,9 @@ _ANCHOR_CYCLES = 200_000
 """About 0.1 ms: the host records the moment behind it while it still runs."""
 
 _ANCHOR = "spin_kernel"
+
+_COPIES = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
+"""How the names of events begin that are no kernels."""
 
 
 class Watch(Protocol):
@@ -87,16 +91,28 @@ def in_memory(profiler: Any) -> list[Activity]:
         base_ns = results.trace_start_ns()
         found = [
             activity_of(
-                event.activity_type(),
+                category,
                 event.name(),
                 (event.start_ns() - base_ns) / 1e9,
                 (event.end_ns() - base_ns) / 1e9,
             )
             for event in results.events()
+            if (category := _category(event)) is not None
         ]
     except AttributeError:
         return []
     return sorted(filter(None, found), key=lambda one: one.start)
+
+
+def _category(event: Any) -> str | None:
+    """What kind of event it is, in the words of files; None for what no device did."""
+    if hasattr(event, "activity_type"):  # torch 2.13; 2.11 has none
+        category: str = event.activity_type()
+        return category
+    if event.device_type() != DeviceType.CUDA or event.is_user_annotation():
+        return None
+    name = event.name()
+    return next((kind for begin, kind in _COPIES.items() if name.startswith(begin)), "kernel")
 
 
 def in_a_file(profiler: Any) -> list[Activity]:
