@@ -13,13 +13,28 @@ _REANCHOR_S = 10.0
 """Events give their distance in float32 milliseconds: 1 us of rounding at 10 s, 0.25 ms after an hour."""
 
 
-class _Moment:
-    __slots__ = ("event", "recorded", "seconds")
+class CudaMoment:
+    """A mark of `CudaClock`; others who want to know when the stream got there need no event of their own."""
 
-    def __init__(self, event: torch.cuda.Event) -> None:
+    __slots__ = ("clock", "device_s", "event", "recorded", "seconds")
+
+    def __init__(self, event: torch.cuda.Event, clock: CudaClock) -> None:
         self.event: torch.cuda.Event | None = event
+        self.clock = clock
         self.recorded = time.monotonic()
         self.seconds: float | None = None
+        self.device_s = 0.0
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether the stream got there."""
+        return self.clock.read(self) is not None
+
+    def ms_since(self, earlier: CudaMoment) -> float:
+        """Milliseconds of the device between two moments that have passed."""
+        both = earlier.has_passed and self.has_passed
+        assert both, "a moment that lies ahead"
+        return 1000 * (self.device_s - earlier.device_s)
 
 
 class CudaClock:
@@ -43,7 +58,7 @@ class CudaClock:
         self._streams: dict[tuple[int, ...], torch.cuda.Stream] = {}
         self._free: list[torch.cuda.Event] = []
         self._idle = torch.cuda.Stream(device)
-        self._probe: _Moment | None = None
+        self._probe: CudaMoment | None = None
         self._probed_at = -float("inf")
         self._idle_lags: deque[float] = deque(maxlen=31)
         torch.cuda.synchronize(device)  # once, before the run
@@ -62,7 +77,7 @@ class CudaClock:
 
     def read(self, mark: Any) -> float | None:
         """When the stream got there, in seconds of the host's clock; None if it has not."""
-        if type(mark) is not _Moment:
+        if type(mark) is not CudaMoment:
             return float(mark)
         if mark.seconds is not None:
             return mark.seconds
@@ -77,7 +92,7 @@ class CudaClock:
         if recorded - device_s > self._distance:
             self._distance = recorded - device_s
         mark.seconds = device_s + max(self._distance, self._distance_before)
-        mark.event = None
+        mark.device_s, mark.event = device_s, None
         if device_s - self._anchor_s < _REANCHOR_S:
             self._free.append(event)
         else:
@@ -97,7 +112,7 @@ class CudaClock:
 
     def lag_of(self, mark: Any) -> float | None:
         """Seconds by which the stream came later than the host; near `idle_lag` where it had run dry."""
-        if not isinstance(mark, _Moment) or mark.seconds is None:
+        if not isinstance(mark, CudaMoment) or mark.seconds is None:
             return None
         return mark.seconds - mark.recorded
 
@@ -110,12 +125,12 @@ class CudaClock:
         """Wait for the device, where the run stands still anyway."""
         torch.cuda.synchronize(self._device)
 
-    def _record(self, stream: torch.cuda.Stream | None) -> _Moment:
+    def _record(self, stream: torch.cuda.Stream | None) -> CudaMoment:
         try:
             event = self._free.pop()
         except IndexError:  # asking first would not do: another thread may take the last one
             event = torch.cuda.Event(enable_timing=True)
-        moment = _Moment(event)
+        moment = CudaMoment(event, self)
         event.record(self._current() if stream is None else stream)
         return moment
 

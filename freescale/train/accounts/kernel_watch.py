@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 
 from freescale.errors import DataError
 from freescale.trace import Activity, Clock, Interval, activity_of, read_profiler_traces, union

@@ -21,9 +21,10 @@ from freescale import trace
 from freescale.balance import WHOLE, MeasuredStep, SampleWork
 from freescale.data import SequenceBatch
 from freescale.train.accounts.busy import BusyTimes
+from freescale.train.accounts.cuda_clock import CudaMoment
 
-Moment = float | torch.cuda.Event
-"""Seconds of the host, or a place in the stream of a device."""
+Moment = float | torch.cuda.Event | CudaMoment
+"""Seconds of the host, or a place in the stream of a device: the recorder's mark, where there is one, or an event."""
 
 
 class StepTimer:
@@ -54,9 +55,8 @@ class StepTimer:
 
     def start(self, rows: Tensor) -> None:
         """The forward begins; the gradient of `rows` will end the measurement."""
-        self._start = self._now()
-        self._end = self._start
-        self._began = self._last_gradient = trace.mark()
+        self._start, self._began = self._marked()
+        self._end, self._last_gradient = self._start, self._began
         self._arrival = None
         self._away = []
         rows.register_post_accumulate_grad_hook(self._stop)
@@ -69,11 +69,12 @@ class StepTimer:
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """An exchange inside the forward or the backward (tokens to experts, say): no compute of this rank."""
-        left, mark = self._now(), trace.mark()
+        left, mark = self._marked()
         trace.add("forward and backward", kind="compute", start=self._began, end=mark)
         yield
-        self._away.append((left, self._now()))
-        self._began = self._last_gradient = trace.mark()
+        back, self._began = self._marked()
+        self._last_gradient = self._began
+        self._away.append((left, back))
 
     def finish(self, batch: SequenceBatch) -> None:
         """The backward is through; `batch` is what was computed."""
@@ -93,9 +94,9 @@ class StepTimer:
         Updates of weights that a replay makes itself (`train/compute/late_update.py`) count with it, in all steps.
         """
         self._arrival, self._away = None, []
-        self._start, self._began = self._now(), trace.mark()
+        self._start, self._began = self._marked()
         yield
-        self._end, self._last_gradient = self._now(), trace.mark()
+        self._end, self._last_gradient = self._marked()
         self._waiting = self._last_gradient
         trace.add("forward and backward", kind="compute", start=self._began, end=self._last_gradient)
         moments = (self._began, self._last_gradient)
@@ -133,8 +134,12 @@ class StepTimer:
         return done
 
     def _stop(self, _: Tensor) -> None:
-        self._end = self._now()
-        self._last_gradient = trace.mark()
+        self._end, self._last_gradient = self._marked()
+
+    def _marked(self) -> tuple[Moment, trace.Mark]:
+        """This moment, and the recorder's mark of it: one event for both."""
+        mark = trace.mark()
+        return (mark if isinstance(mark, CudaMoment) else self._now()), mark
 
     def _now(self) -> Moment:
         if not self._cuda:
@@ -178,10 +183,14 @@ class _TimedStep(NamedTuple):
 
 
 def _has_passed(moment: Moment) -> bool:
+    if isinstance(moment, CudaMoment):
+        return moment.has_passed
     return isinstance(moment, float) or moment.query()
 
 
 def _ms(start: Moment, end: Moment) -> float:
+    if isinstance(start, CudaMoment) and isinstance(end, CudaMoment):
+        return end.ms_since(start)
     if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
         return float(start.elapsed_time(end))
     assert isinstance(start, float)

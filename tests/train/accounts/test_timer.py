@@ -11,6 +11,7 @@ from freescale.trace.spans import Recorder
 from freescale.trace.stages import record_into
 from freescale.train.accounts import timer as timer_module
 from freescale.train.accounts.busy import BusyTimes, SeenStep
+from freescale.train.accounts.cuda_clock import CudaClock
 from freescale.train.accounts.timer import StepTimer
 
 
@@ -69,3 +70,52 @@ def test_busy_time_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     timer.finish(batch)
     (step,) = timer.take()
     assert step.ms == pytest.approx(500.0, rel=0.05)
+
+
+def test_one_event_serves_the_recorder_and_the_cost_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a moment was recorded twice: once as a span's end, once for what the batch costs."""
+    device = [0.0]
+
+    class Event:
+        made = 0
+
+        def __init__(self, **_: object) -> None:
+            Event.made += 1
+            self.at = float("inf")
+
+        def record(self, stream: object = None) -> None:
+            self.at = device[0]
+
+        def query(self) -> bool:
+            return self.at <= device[0] - 1.0
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1000 * (end.at - self.at)
+
+        def synchronize(self) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(CudaClock, "_current", lambda clock: None)
+    recorder, timer = Recorder(CudaClock(torch.device("cuda", 0))), StepTimer(torch.device("cuda", 0))
+    batch = SequenceBatch.from_sequences([{"item": torch.zeros(5)}])
+    recorder.begin(1)
+    record_into(recorder)
+    try:
+        before = Event.made
+        with timer.padded(batch, num_tokens=8):
+            device[0] += 0.25
+        assert Event.made - before == 2
+        assert timer.take() == [], "the device is not there yet"
+        device[0] += 2.0
+        assert [step.ms for step in timer.take()] == pytest.approx([250.0], abs=1e-3)
+        (span,) = recorder.take()
+        assert span.end - span.start == pytest.approx(0.25, abs=1e-3)
+    finally:
+        record_into(None)
+    with timer.padded(batch, num_tokens=8):  # nobody records any more
+        device[0] += 0.5
+    device[0] += 2.0
+    assert [step.ms for step in timer.take()] == pytest.approx([500.0])
