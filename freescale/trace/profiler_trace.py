@@ -23,6 +23,9 @@ COLLECTIVE = re.compile(
 )
 """Names of kernels that move data between ranks; whatever is no transfer and not among them is compute."""
 
+_COPY = re.compile(r"^copy_pieces_\d+$")
+"""Our own kernel that copies between ranks of one GPU (`comm/rings/copies_inside.py`): a transfer like the driver's."""
+
 CPU_COLLECTIVE = re.compile(r"^(gloo|mpi|ucc):")
 _CALLS_ONE = re.compile(r"^c10d::|^record_param_comms$")
 """Operators that only hand a collective to its thread: neither work nor a wait."""
@@ -222,7 +225,7 @@ def activity_of(kind: str, name: str, start: float, end: float) -> Activity | No
     """What the profiler calls `kind` ("kernel", "gpu_memcpy", ...); None for what no device does."""
     if kind not in _DEVICE:
         return None
-    if kind in _MEMORY:
+    if kind in _MEMORY or _COPY.search(name):
         return Activity("memory", name, start, end)
     return Activity("collective" if _is_collective(name) else "compute", name, start, end)
 

@@ -15,6 +15,7 @@ SEEN = [
     ("Memset (Device)", "gpu_memset", DeviceType.CUDA, False),
     ("few_kernel", "kernel", DeviceType.CUDA, False),
     ("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", DeviceType.CUDA, False),
+    ("copy_pieces_16", "kernel", DeviceType.CUDA, False),  # our own copies between ranks of one GPU
     ("a user's range", "gpu_user_annotation", DeviceType.CUDA, True),
 ]
 
@@ -35,7 +36,7 @@ class Event:
         return self.told[2]
 
     def start_ns(self) -> int:
-        return 5_000_000 - 1_000_000 * self.place
+        return 6_000_000 - 1_000_000 * self.place
 
     def end_ns(self) -> int:
         return self.start_ns() + 250_000
@@ -58,12 +59,13 @@ def test_kernels_and_copies_are_told_from_memory_in_order_of_their_start(kind: t
     events = [kind(place, name, device, own) for place, (name, _, device, own) in enumerate(SEEN)]
     found = in_memory(closed(events))
     assert [(one.kind, one.name) for one in found] == [
+        ("memory", "copy_pieces_16"),
         ("memory", "Memcpy HtoD (Pinned -> Device)"),
         ("compute", "few_kernel"),
         ("memory", "Memset (Device)"),
     ]
-    assert [one.start for one in found] == pytest.approx([0.001, 0.002, 0.003])
-    assert [one.end - one.start for one in found] == pytest.approx([0.00025] * 3)
+    assert [one.start for one in found] == pytest.approx([0.001, 0.002, 0.003, 0.004])
+    assert [one.end - one.start for one in found] == pytest.approx([0.00025] * 4)
 
 
 def test_a_torch_that_tells_less_leaves_it_to_the_file() -> None:
