@@ -19,9 +19,13 @@ from typing import Any, NamedTuple
 from freescale.errors import DataError
 
 COLLECTIVE = re.compile(
-    r"nccl|rccl|nvshmem|symm_mem|multimem|one_shot_all|two_shot_all|cross_device_reduce", re.I
+    r"nccl|rccl|nvshmem|symm_mem|multimem|one_shot_all|two_shot_all|cross_device_reduce|^sum_parts_kernel$",
+    re.I,
 )
-"""Names of kernels that move data between ranks; whatever is no transfer and not among them is compute."""
+"""Names of kernels that move data between ranks; whatever is no transfer and not among them is compute.
+
+The last one is our own: it adds up what has come from all ranks (`comm/traffic/deterministic_all_reduce.py`).
+"""
 
 _COPY = re.compile(r"^copy_pieces_\d+$")
 """Our own kernel that copies between ranks of one GPU (`comm/rings/copies_inside.py`): a transfer like the driver's."""

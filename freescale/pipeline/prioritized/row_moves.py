@@ -154,12 +154,13 @@ class RowMoves:
             arrived = carry_to_askers(
                 leaving, *_hops(subsets), self._bulk(flight, list(flight.tables), deadline=Deadline.NOL_ROWS)
             )
-            for (name, table), rows in zip(flight.tables.items(), arrived):
-                storage[name] = rows
-                if table.late is not None or table.early.relay is not None:
-                    storage[name] = rows.new_empty(len(table.request.unique), rows.shape[1])
-                    storage[name].index_copy_(0, record_stream(table.early.index), rows)
-                self._count(flight.traffic, name, table.early, rows, exposed=not flight.hidden)
+            with compute("place rows"):
+                for (name, table), rows in zip(flight.tables.items(), arrived):
+                    storage[name] = rows
+                    if table.late is not None or table.early.relay is not None:
+                        storage[name] = rows.new_empty(len(table.request.unique), rows.shape[1])
+                        storage[name].index_copy_(0, record_stream(table.early.index), rows)
+                    self._count(flight.traffic, name, table.early, rows, exposed=not flight.hidden)
         return storage
 
     def send_parked(self, flight: InFlightBatch[B], grads: dict[str, Tensor], *, lr: float) -> None:
@@ -194,8 +195,9 @@ class RowMoves:
                     leaving.append(self._gather(flight, name, subset, "fetch OL rows"))
                     self._count(beside or flight.traffic, name, subset, leaving[-1], exposed=beside is None)
             arrived = carry_to_askers(leaving, *_hops(list(late.values())), self._express)
-            for (name, subset), rows in zip(late.items(), arrived):
-                record_stream(storage[name]).index_copy_(0, subset.index, rows)
+            with compute("place rows"):
+                for (name, subset), rows in zip(late.items(), arrived):
+                    record_stream(storage[name]).index_copy_(0, subset.index, rows)
 
     def pick_urgent(self, flight: InFlightBatch[B], lookups: dict[str, Lookup]) -> UrgentGradients:
         """The gradients that the next batch depends on, picked out of those of a batch."""

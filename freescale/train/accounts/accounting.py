@@ -160,6 +160,8 @@ class Accounts:
         if self.recorder is not None and self.recorder.paused:
             self._due_first = step + self.recorder.clock.lag
             self._books.begin()
+            if self.driver is not None:
+                self.driver.begin()
             if self.busy is not None:
                 self.busy.last_step = last_step
                 self.busy.begin(step)
@@ -242,6 +244,8 @@ class Accounts:
         else:
             return
         self._words.tell_stale(busy.times.stale)
+        if self.driver is not None:
+            self.driver.begin()
         recorder.begin(step + 1)
         self._ended_at = time.monotonic()
 

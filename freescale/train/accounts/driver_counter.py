@@ -1,7 +1,8 @@
 """What the driver says of a GPU: the share of the last moments in which any kernel ran. A cross-check, not a measure.
 
 NVML counts kernels of all processes, also those that only spin until another rank comes, over windows of a sixth of a
-second to a second. So it can be held against the accounts of many steps, not of one.
+second to a second. So it can be held against the accounts of many steps, not of one, and only where it has looked at
+nothing but steps: a run that is evaluated three times a second is never compared.
 """
 
 from __future__ import annotations
@@ -47,13 +48,17 @@ class DriverCounter:
         self._open, self._say, self._clock = open_reader, say, clock
         self._read: Reader | None = None
         self._sum, self._count = 0.0, 0
-        self._looked = clock()
+        self._looked = self._began = clock()
         self._is_over = self._told = False
 
+    def begin(self) -> None:
+        """Steps begin, or go on after something else: what the device did before is in no account."""
+        self._began = self._clock()
+
     def look(self) -> None:
-        """Ask, where the last answer is old enough; the first window holds the start of the run and is left out."""
+        """Ask, where the last answer is old enough, and all that it tells of are steps."""
         now = self._clock()
-        if self._is_over or now - self._looked < EVERY_S:
+        if self._is_over or now - max(self._looked, self._began) < EVERY_S:
             return
         self._looked = now
         if self._read is None:

@@ -398,6 +398,33 @@ def test_the_driver_is_asked_at_most_once_a_second_and_contradicted_aloud():
     assert "the driver saw the GPU busy for 90% of the time" in told[0]
 
 
+def test_windows_of_the_driver_that_hold_more_than_steps_are_left_out():
+    """Evaluations of a small model were held against accounts that leave them out: "other programs use it"."""
+    now, told = [0.0], []
+    driver = DriverCounter(lambda: lambda: 0.45, say=told.append, clock=lambda: now[0])
+    device = MadeUpDevice(launch=1e-6)
+    program = Program(device, kernel_us=50.0)
+    program.accounts.driver = driver
+    step = 0
+    for _ in range(30):  # a third of a second of steps, then an evaluation
+        program.accounts.begin(step + 1)
+        for _ in range(20):
+            now[0] += 0.015
+            step += 1
+            driver.look()
+        program.accounts.pause()
+        now[0] += 0.4
+    assert driver.busy is None
+    driver.compare(compute=0.91, host=0.09)
+    assert told == []
+    driver.begin()
+    for _ in range(700):  # seven seconds of steps
+        now[0] += 0.01
+        driver.look()
+    driver.compare(compute=0.91, host=0.09)
+    assert len(told) == 1
+
+
 def test_a_driver_that_cannot_be_asked_is_told_once():
     now, told = [0.0], []
     counter = DriverCounter(lambda: "NVML is not installed", say=told.append, clock=lambda: now[0])

@@ -16,6 +16,7 @@ SEEN = [
     ("few_kernel", "kernel", DeviceType.CUDA, False),
     ("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", DeviceType.CUDA, False),
     ("copy_pieces_16", "kernel", DeviceType.CUDA, False),  # our own copies between ranks of one GPU
+    ("sum_parts_kernel", "kernel", DeviceType.CUDA, False),  # the sum of an all-reduce of our own
     ("a user's range", "gpu_user_annotation", DeviceType.CUDA, True),
 ]
 
@@ -36,7 +37,7 @@ class Event:
         return self.told[2]
 
     def start_ns(self) -> int:
-        return 6_000_000 - 1_000_000 * self.place
+        return 7_000_000 - 1_000_000 * self.place
 
     def end_ns(self) -> int:
         return self.start_ns() + 250_000
@@ -59,13 +60,14 @@ def test_kernels_and_copies_are_told_from_memory_in_order_of_their_start(kind: t
     events = [kind(place, name, device, own) for place, (name, _, device, own) in enumerate(SEEN)]
     found = in_memory(closed(events))
     assert [(one.kind, one.name) for one in found] == [
+        ("collective", "sum_parts_kernel"),
         ("memory", "copy_pieces_16"),
         ("memory", "Memcpy HtoD (Pinned -> Device)"),
         ("compute", "few_kernel"),
         ("memory", "Memset (Device)"),
     ]
-    assert [one.start for one in found] == pytest.approx([0.001, 0.002, 0.003, 0.004])
-    assert [one.end - one.start for one in found] == pytest.approx([0.00025] * 4)
+    assert [one.start for one in found] == pytest.approx([0.001 * n for n in range(1, 6)])
+    assert [one.end - one.start for one in found] == pytest.approx([0.00025] * 5)
 
 
 def test_a_torch_that_tells_less_leaves_it_to_the_file() -> None:
