@@ -195,6 +195,33 @@ def calls_a_step(steps: int = 400, *, known: bool | None = None) -> dict[str, fl
     return {"us_a_step": 1e6 * seconds / steps}
 
 
+def alone_us_a_step(steps: int = 2000, *, on: bool = True) -> float:
+    """What Python takes of a replayed step of a rank alone: its stretch, the load, its line; no event of a GPU."""
+    recorder = Recorder(DeviceLike(), shows=lambda step: False) if on else None
+    stages.record_into(recorder)
+    accounts = Accounts(ranks=Ranks(0, 1, torch.device("cpu")), recorder=recorder, write=lambda step: None)
+    load = MeasuredStep(num_samples=8, tokens=1000, squares=1e5, ms=0.0)
+    if on:
+        accounts.busy = _Known(watch=DeviceLike())
+        accounts.busy.times.learn(
+            [SeenStep(load._replace(tokens=n), 1.0, 0.1, 0.1, False, False) for n in range(20)]
+        )
+    accounts.begin(1)
+    begin = time.process_time()
+    for step in range(1, steps + 1):
+        with stages.stage("load and look up", step=step):
+            pass
+        with stages.stage("train", step=step):
+            start = stages.mark()
+            stages.add("forward and backward", kind="compute", start=start, end=stages.mark())
+            stages.describe(load)
+        accounts.add(step, {}, seconds=accounts.end_step())
+    seconds = time.process_time() - begin
+    accounts.pause()
+    stages.record_into(None)
+    return 1e6 * seconds / steps
+
+
 def losses_with(on: bool, options: argparse.Namespace) -> list[float]:
     """Losses of a short run on this process alone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -316,6 +343,11 @@ def main() -> None:
     print(
         f"busy: {rows['busy']['us_a_step']:.0f} us a step more on a GPU, to tell work from gaps between kernels"
     )
+    rows["alone"] = {
+        "us_a_step": min(alone_us_a_step() for _ in range(9))
+        - min(alone_us_a_step(on=False) for _ in range(9))
+    }
+    print(f"alone: {rows['alone']['us_a_step']:.0f} us a replayed step of one rank, events of the GPU aside")
     print(f"span files: {size / 1e6:.2f} MB")
     facts = {"hardware": f"{platform.machine()}, {os.cpu_count()} cores", "torch": torch.__version__}
     print(json.dumps({"claim": "trace_overhead", **rows, **facts, "date": str(datetime.date.today())}))

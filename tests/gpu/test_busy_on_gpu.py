@@ -117,7 +117,7 @@ def test_a_small_model_is_told_to_be_bound_by_its_host(tmp_path: Path) -> None:
     assert "Bound by its host" in run.accounts.advice
     # The cost of samples is what they cost the device, not the host.
     assert measured
-    assert statistics.median(one.ms for one in measured[21:]) < 0.6 * 1000 * usual.total / len(steps)
+    assert statistics.median(one.ms for one in measured[21:]) < 1.1 * 1000 * usual.compute / len(steps)
 
 
 SEVERAL_RUNS = """

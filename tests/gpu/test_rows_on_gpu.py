@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,9 +15,15 @@ from freescale.embedding import SGD, Adam, EmbeddingTable, RowwiseAdagrad, Shard
 from freescale.embedding.optimizer import rule_of
 from freescale.embedding.tables.direct import PlannedRows
 from freescale.errors import DataError
-from freescale.kernels.rows import plan_of_unique, step_numbers, sum_planned, unique_of, update_rows
-
-recorded_plan = pytest.importorskip("freescale.kernels.rows.triton.recorded_plan")
+from freescale.kernels.rows import (
+    plan_of_unique,
+    recorded_plan,
+    step_numbers,
+    sum_planned,
+    unique_of,
+    update_rows,
+)
+from freescale.kernels.runtime import kernels_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -134,13 +141,21 @@ def test_nobody_waits_for_a_step() -> None:
             embedding.tables["item"].apply(torch.arange(9, device=GPU), grad[:9], lr=LR, step=3)
 
 
-def test_steps_whose_sorts_are_replayed_have_the_bits_of_planned_ones() -> None:
+@pytest.fixture
+def recordings(monkeypatch) -> recorded_plan._Recordings:
+    """None made yet."""
+    fresh = recorded_plan._Recordings()
+    monkeypatch.setattr(recorded_plan, "_recordings", fresh)
+    return fresh
+
+
+def test_steps_whose_sorts_are_replayed_have_the_bits_of_planned_ones(recordings) -> None:
     """Of sizes that come and go; two tables and two streams take turns with what is recorded."""
     draw = torch.Generator().manual_seed(0)
     sizes = [int(each) for each in torch.randint(1, 30_000, (40,), generator=draw)]
-    replayed, other, ahead = (made(RowwiseAdagrad()) for _ in range(3))
+    replayed, other, ahead, never = (made(RowwiseAdagrad()) for _ in range(4))
+    never.tables["item"].replays_sorts = False
     side = torch.cuda.Stream()
-    recorded_plan._sizes.clear()
     for turn, size in enumerate(sizes):
         ids, grad = (each[:size] for each in drawn(turn))
         one_step(replayed, ids, grad)
@@ -149,10 +164,30 @@ def test_steps_whose_sorts_are_replayed_have_the_bits_of_planned_ones() -> None:
             one_step(other, ids, grad)
         torch.cuda.current_stream().wait_stream(side)
         one_step(ahead, ahead.prepare("item", ids), grad)
-    for one, two, three in zip(bits(replayed), bits(other), bits(ahead)):
-        assert torch.equal(one, three)
-        assert torch.equal(two, three)
-    assert any(isinstance(each, recorded_plan.RecordedPlan) for each in recorded_plan._sizes.values())
+        one_step(never, ids, grad)
+    for one, *others in zip(*map(bits, (replayed, other, ahead, never))):
+        assert all(torch.equal(one, each) for each in others)
+    assert len({(device, stream) for device, stream, *_ in recordings.made}) == 2
+
+
+def test_sizes_that_no_longer_come_make_room_for_others(recordings, monkeypatch) -> None:
+    monkeypatch.setattr(recorded_plan, "_MOST_SIZES", 2)
+    monkeypatch.setattr(recorded_plan, "_FORGOTTEN", 10)
+    ids, grad = drawn(1)
+    replayed, never = (made(Adam()) for _ in range(2))
+    never.tables["item"].replays_sorts = False
+    sizes = [*[5_000] * 4, *[9_000] * 4, *[20_000] * 4, *[9_000] * 4, *[20_000] * 12, *[5_000] * 12]
+    seen = []
+    for size in sizes:
+        for embedding in (replayed, never):
+            one_step(embedding, ids[:size], grad[:size])
+        seen.append(sorted(capacity for *_, capacity in recordings.made))
+    assert all(torch.equal(one, two) for one, two in zip(bits(replayed), bits(never)))
+    few, some, many = map(recorded_plan.capacity_of, (5_000, 9_000, 20_000))
+    assert seen[11] == [few, some], "both had been used not long before"
+    assert seen[27] == [some, many]
+    assert seen[-1] in ([few, some], [few, many])
+    assert max(map(len, seen)) == 2
 
 
 def test_threads_that_share_a_stream_keep_their_plans_apart() -> None:
@@ -177,21 +212,31 @@ def test_threads_that_share_a_stream_keep_their_plans_apart() -> None:
         assert all(torch.equal(one, two) for one, two in zip(bits(table), bits(alone)))
 
 
-def test_a_sort_that_cannot_be_recorded_is_told_and_started_one_by_one(monkeypatch) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("no graphs here")
+def test_a_sort_that_has_no_room_to_be_recorded_is_told_once_and_started_as_usual(
+    recordings, monkeypatch
+) -> None:
+    kernels = kernels_of("rows.triton.plan")
+    make_plan = kernels.make_plan
 
-    monkeypatch.setattr(recorded_plan.RecordedPlan, "__init__", refuse)
-    monkeypatch.setattr(recorded_plan, "_sizes", {})
+    def without_room(keys: Tensor, **options):
+        plan = make_plan(keys, **options)
+        if torch.cuda.is_current_stream_capturing():
+            raise torch.OutOfMemoryError("no room")
+        return plan
+
+    monkeypatch.setattr(kernels, "make_plan", without_room)
     ids, grad = drawn(3)
     plain, planned = made(SGD()), made(SGD())
-    one_step(plain, ids, grad)
-    one_step(plain, ids, grad)
-    with pytest.warns(UserWarning, match="cannot be recorded .no graphs here"):
-        one_step(plain, ids, grad)
-    one_step(plain, ids, grad)
-    for _ in range(4):
-        one_step(planned, planned.prepare("item", ids), grad)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for size in (len(ids), 5_000) * 6:
+            one_step(plain, ids[:size], grad[:size])
+    (text,) = [str(one.message) for one in told if "recorded" in str(one.message)]
+    assert text.startswith("sorts of rows cannot be recorded as CUDA graphs (no room)")
+    assert recordings.failed
+    assert torch.nn.functional.dropout(grad, 0.5).isfinite().all()
+    for size in (len(ids), 5_000) * 6:
+        one_step(planned, planned.prepare("item", ids[:size]), grad[:size])
     assert all(torch.equal(one, two) for one, two in zip(bits(plain), bits(planned)))
 
 

@@ -51,6 +51,7 @@ class ShardedEmbedding(TableState):
         replicate_below_mb: tables smaller than this (state included) are held by every rank.
         transport: how rows travel; chosen by device and machine unless given.
         stages: connections by which rows travel once a node (`comm/traffic/node_stages.py`), not once a rank.
+        replay_sorts: the sort of an update of one GPU may be a recorded CUDA graph (`kernels/rows/recorded_plan.py`).
 
     Examples:
         >>> embedding = ShardedEmbedding([TableSpec(name="item", num_rows=1000, dim=64, optimizer=SGD())])
@@ -68,6 +69,7 @@ class ShardedEmbedding(TableState):
         replicate_below_mb: float = 0.0,
         transport: Transport | None = None,
         stages: NodeStages | None = None,
+        replay_sorts: bool = True,
     ) -> None:
         ranks = _world() if group == "world" else group
         channel = transport or make_transport(ranks, device=device)
@@ -75,6 +77,8 @@ class ShardedEmbedding(TableState):
         super().__init__(plans, rank=channel.rank, group=ranks, device=device)
         self.transport, self.num_ranks, self.stages = channel, channel.num_ranks, stages
         self._exchange = RowExchange(plans, transport=channel, stages=stages, device=device)
+        for table in self.tables.values():
+            table.replays_sorts = replay_sorts
         self._pending: list[Lookup | DirectLookup] = []
         self._num_steps = 0
 

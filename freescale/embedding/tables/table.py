@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,6 +79,8 @@ class EmbeddingTable:
         self._rule = rule_of(optimizer)
         self.not_fused = update_reason(self.weight, self._rule)
         """Why sums and updates of rows are not one kernel here; None where they are."""
+        self.replays_sorts = True
+        """Whether the sort of an update may be a recorded CUDA graph."""
         self._bad = no_bad_row(self.weight.device)
 
     @property
@@ -135,14 +138,10 @@ class EmbeddingTable:
 
     def apply_keys(self, keys: Tensor, values: Tensor, *, lr: float, step: int) -> None:
         """The same of keys that were not planned, as `read` tells them."""
-        if self.before_writing is not None:
+        if self.before_writing is not None or not self.replays_sorts:
             self.apply_sums(plan_again(keys), values, lr=lr, step=step)
-            return
-        rule = self._rule
-        assert rule is not None
-        state = tuple(self.state[name] for name in rule.state)
-        rate, first = lr * self._lr_scale, self.first_row
-        update_keys(self.weight, state, keys, values, rule, lr=rate, step=step, first_row=first)
+        else:
+            self._fused(keys, values, lr=lr * self._lr_scale, step=step, update=update_keys)
 
     def step_numbers(self, *, lr: float, step: int) -> tuple[float, float, float, float]:
         """What `apply_counted` reads of a step, which counts from 1."""
@@ -190,11 +189,19 @@ class EmbeddingTable:
         update = self._apply_plainly if self.not_fused is not None else self._fused
         update(rows, grad, lr=lr * self._lr_scale, step=step)
 
-    def _fused(self, rows: RowPlan | Tensor, values: Tensor, *, lr: float, step: int) -> None:
+    def _fused(
+        self,
+        rows: Any,
+        values: Tensor,
+        *,
+        lr: float,
+        step: int,
+        update: Callable[..., None] = update_rows,
+    ) -> None:
         rule = self._rule
         assert rule is not None
         state = tuple(self.state[name] for name in rule.state)
-        update_rows(self.weight, state, rows, values, rule, lr=lr, step=step, first_row=self.first_row)
+        update(self.weight, state, rows, values, rule, lr=lr, step=step, first_row=self.first_row)
 
     def _apply_plainly(self, rows: Tensor, grad: Tensor, *, lr: float, step: int) -> None:
         """Operation by operation: what the fused kernel must compute."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.rows.plan import RowPlan, UpdateRule
+from freescale.kernels.rows.recorded_plan import use_plan
 from freescale.kernels.runtime import has_triton, kernels_of
 
 NO_ROW = -(2**63)
@@ -127,9 +128,7 @@ def update_keys(
     """As `update_rows` with the plan of these keys, which nobody else needs: its sort is a recorded graph."""
     update = kernels_of("rows.triton.update").update_planned
     options = {"lr": lr, "step": step, "first_row": first_row}
-    kernels_of("rows.triton.recorded_plan").use_plan(
-        keys, lambda plan: update(weight, state, plan, values, rule, **options)
-    )
+    use_plan(keys, lambda plan: update(weight, state, plan, values, rule, **options))
 
 
 def sum_planned(values: Tensor, plan: RowPlan, num_rows: int) -> Tensor:

@@ -154,13 +154,13 @@ class RowMoves:
             arrived = carry_to_askers(
                 leaving, *_hops(subsets), self._bulk(flight, list(flight.tables), deadline=Deadline.NOL_ROWS)
             )
-            with compute("place rows"):
-                for (name, table), rows in zip(flight.tables.items(), arrived):
-                    storage[name] = rows
-                    if table.late is not None or table.early.relay is not None:
+            for (name, table), rows in zip(flight.tables.items(), arrived):
+                storage[name] = rows
+                if table.late is not None or table.early.relay is not None:
+                    with compute("place rows"):
                         storage[name] = rows.new_empty(len(table.request.unique), rows.shape[1])
                         storage[name].index_copy_(0, record_stream(table.early.index), rows)
-                    self._count(flight.traffic, name, table.early, rows, exposed=not flight.hidden)
+                self._count(flight.traffic, name, table.early, rows, exposed=not flight.hidden)
         return storage
 
     def send_parked(self, flight: InFlightBatch[B], grads: dict[str, Tensor], *, lr: float) -> None:

@@ -2,7 +2,7 @@
 
 NVML counts kernels of all processes, also those that only spin until another rank comes, over windows of a sixth of a
 second to a second. So it can be held against the accounts of many steps, not of one, and only where it has looked at
-nothing but steps: a run that is evaluated three times a second is never compared.
+nothing but steps: a run that is evaluated every second is never compared.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class DriverCounter:
     def look(self) -> None:
         """Ask, where the last answer is old enough, and all that it tells of are steps."""
         now = self._clock()
-        if self._is_over or now - max(self._looked, self._began) < EVERY_S:
+        # What it tells is of the last window that is over, which may have begun two windows ago.
+        if self._is_over or now - self._looked < EVERY_S or now - self._began < 2 * EVERY_S:
             return
         self._looked = now
         if self._read is None:

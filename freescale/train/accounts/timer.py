@@ -153,7 +153,10 @@ class StepTimer:
 
     def _add(self, step: _TimedStep, worked: MeasuredStep | None = None) -> None:
         trace.describe(worked or step.load)
-        self._running.append(step)
+        moments = [step.start, step.end, *(moment for interval in step.away for moment in interval)]
+        # A recorder that came or went in the middle: of such a step nobody knows how long it took.
+        if len({isinstance(moment, CudaMoment) for moment in moments}) == 1:
+            self._running.append(step)
 
     def _measured(self, step: _TimedStep) -> MeasuredStep:
         ms = _ms(step.start, step.end) - sum(_ms(*interval) for interval in step.away)
@@ -178,8 +181,8 @@ class _TimedStep(NamedTuple):
 
     @property
     def has_passed(self) -> bool:
-        """Whether all its moments lie behind."""
-        return _has_passed(self.later[-1][1] if self.later else self.end)
+        """Whether all its moments lie behind; the first is asked first, as the clock gets better by what it reads."""
+        return _has_passed(self.start) and _has_passed(self.later[-1][1] if self.later else self.end)
 
 
 def _has_passed(moment: Moment) -> bool:

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from freescale.embedding import SGD, Adam, EmbeddingTable, RowwiseAdagrad
 from freescale.embedding.optimizer import rule_of
@@ -17,7 +15,6 @@ from tests.effort import along_edges
 pytest.importorskip("triton")
 from freescale.kernels.rows.triton import plan as plan_kernels
 from freescale.kernels.rows.triton import update as update_kernels
-from freescale.kernels.rows.triton.recorded_plan import FEWEST_KEYS, capacity_of
 
 CPU = torch.device("cpu")
 OPTIMIZERS = [SGD(), RowwiseAdagrad(), Adam()]
@@ -78,13 +75,6 @@ def test_a_plan_of_padded_keys_is_that_of_the_keys(dtype, count, capacity, rows)
         plan = plan_kernels.make_plan(padded, real=real)
         assert int(real) == number
         check_plan(replace(plan, order=plan.order[:number]), ids)
-
-
-@given(st.integers(1, 1 << 18))
-def test_keys_are_padded_by_an_eighth_at_most(count):
-    capacity = capacity_of(count)
-    assert count <= capacity <= max(FEWEST_KEYS, count * 9 / 8)
-    assert capacity_of(capacity) == capacity
 
 
 def test_keys_of_a_huge_table_have_64_bits():
