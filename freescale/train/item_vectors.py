@@ -28,13 +28,14 @@ from freescale.embedding import (
     Request,
     ShardedCompute,
     ShardedEmbedding,
+    UniqueRows,
     as_compute,
     learns_ids,
 )
 from freescale.errors import DataError
 from freescale.kernels.rows import sum_gradients, unique
 from freescale.kernels.runtime import on_device
-from freescale.pipeline import TABLE, ReadyBatch, ids_of, look_up, with_indices
+from freescale.pipeline import TABLE, ReadyBatch, find_rows, ids_of, look_up, with_indices
 from freescale.trace import compute
 
 Part = tuple[Tensor, Tensor]
@@ -58,6 +59,25 @@ class BatchItems:
     tables: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class FoundRows:
+    """What of a look-up follows from ids alone, where ids keep their rows.
+
+    Args:
+        rows: the unique rows of the batch, by table.
+        batch: on its device, with indices into them.
+    """
+
+    rows: Mapping[str, UniqueRows]
+    batch: SequenceBatch
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes to keep it."""
+        own = [tensor for each in self.rows.values() for tensor in (each.unique, each.inverse)]
+        return sum(tensor.nbytes for tensor in (*own, self.batch.offsets, *self.batch.features()))
+
+
 class Catalogue(Protocol):
     """The vectors of all items at one moment."""
 
@@ -68,7 +88,10 @@ class Catalogue(Protocol):
     def parts(self) -> Iterator[Part]:
         """The items held here, in chunks; every rank must ask first, and any may ask again."""
 
-    def look_up(self, batch: SequenceBatch) -> BatchItems:
+    def find(self, batch: SequenceBatch) -> FoundRows | None:
+        """What later look-ups of this batch need not find out again, by catalogues of later moments, too."""
+
+    def look_up(self, batch: SequenceBatch, found: FoundRows | None = None) -> BatchItems:
         """The unique item vectors of a batch, and the batch on its device with indices into them; without gradients."""
 
 
@@ -169,8 +192,16 @@ class _RowCatalogue:
         for n, r in zip(numbers.split(self.chunk), rows.split(self.chunk)):
             yield n, as_compute(self.source.embedding.tables[TABLE].gather(r))
 
-    def look_up(self, batch: SequenceBatch) -> BatchItems:
+    def find(self, batch: SequenceBatch) -> FoundRows | None:
         source = self.source
+        if learns_ids(source.id_map) or not source.embedding.plans:
+            return None
+        return FoundRows(*find_rows(batch, source.embedding, source.id_map, source.device))
+
+    def look_up(self, batch: SequenceBatch, found: FoundRows | None = None) -> BatchItems:
+        source = self.source
+        if found is not None:
+            return BatchItems(source.embedding.lookups(found.rows)[TABLE].rows.detach(), found.batch)
         lookup, indexed = look_up(batch, source.embedding, source.id_map, source.device)
         return BatchItems(lookup.rows.detach(), indexed)
 
@@ -297,13 +328,13 @@ class ShareCatalogue:
         own: numbers of the items of this rank's share.
         vectors: theirs.
         chunk: items handed out at once.
-        find: a batch with the vectors of its items, out of the shares of all ranks.
+        pick: a batch with the vectors of its items, out of the shares of all ranks.
     """
 
     own: Tensor
     vectors: Tensor
     chunk: int
-    find: Callable[[SequenceBatch, Tensor], BatchItems]
+    pick: Callable[[SequenceBatch, Tensor], BatchItems]
     spread: bool = True
 
     @cached_property
@@ -316,9 +347,13 @@ class ShareCatalogue:
             device = self.vectors.device
             yield self.own[index].to(device), self.vectors.index_select(0, index.to(device))
 
-    def look_up(self, batch: SequenceBatch) -> BatchItems:
+    def find(self, batch: SequenceBatch) -> FoundRows | None:
+        """Nothing: vectors that are computed are picked, not looked up."""
+        return None
+
+    def look_up(self, batch: SequenceBatch, found: FoundRows | None = None) -> BatchItems:
         """The vectors of a batch's items; every rank must call it."""
-        return self.find(batch, self.vectors)
+        return self.pick(batch, self.vectors)
 
 
 def _row_of_items(lookup: Lookup, inverse: Tensor, num_items: int) -> Tensor:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from freescale.data import Examples, IntArray, SequenceBatch
-from freescale.train.quality.full_ranking import AskedNumbers
+from freescale.train.item_vectors import FoundRows
+from freescale.train.quality.full_ranking import AskedOfDevice
 
 _ROOM = 64 << 20
 """Page-locked memory comes in powers of two, so it may be twice as much."""
@@ -21,18 +22,21 @@ class EvalBatch(NamedTuple):
 
     Args:
         rows: of the users.
-        batch: their histories, on the CPU.
+        batch: their histories; on the CPU, unless their rows are found.
         asked: what their targets are ranked among; None where nothing is ranked.
+        found: the rows of what they mention; None where ids may change theirs.
     """
 
     rows: IntArray
     batch: SequenceBatch
-    asked: AskedNumbers | None
+    asked: AskedOfDevice | None
+    found: FoundRows | None = None
 
     @property
     def nbytes(self) -> int:
         """What it takes to keep it."""
-        own = self.rows.nbytes + sum(tensor.nbytes for tensor in (self.batch.offsets, *self.batch.features()))
+        own = sum(tensor.nbytes for tensor in (self.batch.offsets, *self.batch.features()))
+        own = self.rows.nbytes + (own if self.found is None else self.found.nbytes)
         return own + (0 if self.asked is None else self.asked.nbytes)
 
 
@@ -43,7 +47,7 @@ class EvalBatches:
     What is asked once (a window of a log, test targets) leaves nothing.
 
     Args:
-        room: bytes of this process.
+        room: bytes of this process, or of its GPU.
     """
 
     room: int = _ROOM

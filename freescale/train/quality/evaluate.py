@@ -43,6 +43,7 @@ from freescale.train.quality.eval_batches import EvalBatch, EvalBatches
 from freescale.train.quality.full_ranking import (
     FULL,
     AskedNumbers,
+    AskedOfDevice,
     ItemBlock,
     Rule,
     last_tokens,
@@ -114,11 +115,11 @@ class Evaluator:
         users, missed = asked_users(examples, max_users)
         if ranking is not None and self.ranks.is_first:
             ranking.quality.update(torch.full((missed,), NEVER))
-        make = partial(self._made, examples, ranks_targets=ranking is not None)
+        make = partial(self._made, examples, vectors, ranks_targets=ranking is not None)
         for n, one in enumerate(self._batches.of(examples, self._parts(users), make)):
             if n % _ASK_EVERY == 0 and give_up():
                 raise GivenUpError
-            found = vectors.look_up(one.batch)
+            found = vectors.look_up(one.batch, one.found)
             if one.batch.targets is not None:
                 self._add_requests(own, found)
                 continue
@@ -162,12 +163,16 @@ class Evaluator:
         rounds = (users[start : start + per_round] for start in range(0, len(users), per_round))
         return [part[self.ranks.rank :: self.ranks.num_ranks] for part in rounds]
 
-    def _made(self, examples: Examples, rows: IntArray, *, ranks_targets: bool) -> EvalBatch:
-        batch = examples.batch(rows)
+    def _made(
+        self, examples: Examples, vectors: Catalogue, rows: IntArray, *, ranks_targets: bool
+    ) -> EvalBatch:
+        batch, asked = examples.batch(rows), None
+        if ranks_targets and batch.targets is None:
+            asked = AskedNumbers.of(examples, rows, batch, self.rule).on(self.ranks.device)
         if self.ranks.device.type == "cuda":
             batch = batch.pin()  # nobody waits for its copies
-        asks = ranks_targets and batch.targets is None
-        return EvalBatch(rows, batch, AskedNumbers.of(examples, rows, batch, self.rule) if asks else None)
+        found = vectors.find(batch)
+        return EvalBatch(rows, batch if found is None else found.batch, asked, found)
 
     def _catalogue(self, examples: Examples) -> Catalogue:
         """The vectors of all items, made once for the whole evaluation."""
@@ -226,10 +231,10 @@ class _FullRanking:
         self._places: Readback | None = None
         self.quality = RankingQuality(how.cutoffs)
 
-    def add(self, numbers: AskedNumbers, states: Tensor) -> Tensor:
+    def add(self, numbers: AskedOfDevice, states: Tensor) -> Tensor:
         """[B] how many items stand before the targets of this rank's users; every rank must call it."""
         ranks = self._ranks
-        asked = numbers.by(self._head.queries(states), ranks.device)
+        asked = numbers.by(self._head.queries(states))
         everybody = asked.gather(ranks) if self._sharded else asked
         counts = rank_of_targets(everybody, self._blocks, ranks if self._sharded else None)
         mine = counts[everybody.own_part(ranks.rank) if self._sharded else slice(None)]

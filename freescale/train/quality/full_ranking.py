@@ -88,16 +88,29 @@ class AskedNumbers(NamedTuple):
             among = _draw(rows, target, user * len(catalog) + item, num_items=len(catalog), rule=rule)
         return AskedNumbers(target, (user, item), among)
 
+    def on(self, device: torch.device) -> AskedOfDevice:
+        """By one copy to the device, which nobody waits for."""
+        target, *pairs = to_device(self.target, *self.hidden, *(self.among or ()), device=device)
+        among = Pairs(*pairs[2:]) if self.among is not None else None
+        return AskedOfDevice(target, Pairs(*pairs[:2]), among)
+
+
+class AskedOfDevice(NamedTuple):
+    """The same where the ranking is done."""
+
+    target: Tensor
+    hidden: Pairs
+    among: Pairs | None = None
+
     @property
     def nbytes(self) -> int:
         """What it takes to keep it."""
-        return sum(each.nbytes for each in (self.target, *self.hidden, *(self.among or ())))
+        pairs = [self.hidden] if self.among is None else [self.hidden, self.among]
+        return self.target.nbytes + sum(each.user.nbytes + each.item.nbytes for each in pairs)
 
-    def by(self, vectors: Tensor, device: torch.device) -> Asked:
-        """Asked by these vectors of the users; one copy to the device, which nobody waits for."""
-        target, *pairs = to_device(self.target, *self.hidden, *(self.among or ()), device=device)
-        among = Pairs(*pairs[2:]) if self.among is not None else None
-        return Asked(vectors, target, Pairs(*pairs[:2]), among)
+    def by(self, vectors: Tensor) -> Asked:
+        """Asked by these vectors of the users."""
+        return Asked(vectors, self.target, self.hidden, self.among)
 
 
 @dataclass(frozen=True)
@@ -128,7 +141,7 @@ class Asked:
         rule: Rule,
     ) -> Asked:
         """The question for one batch of users."""
-        return AskedNumbers.of(examples, rows, batch, rule).by(vectors, device)
+        return AskedNumbers.of(examples, rows, batch, rule).on(device).by(vectors)
 
     @property
     def never(self) -> Tensor:

@@ -35,7 +35,8 @@ class Maker:
         batch = SequenceBatch(
             offsets=torch.arange(len(rows) + 1) * 128, tokens=tokens, samples={"row": torch.from_numpy(rows)}
         )
-        return EvalBatch(rows, batch, AskedNumbers(rows, (NOBODY, NOBODY)))
+        asked = AskedNumbers(rows, (NOBODY, NOBODY)).on(torch.device("cpu"))
+        return EvalBatch(rows, batch, asked)
 
 
 def parts_of(*sizes: int) -> list[np.ndarray]:
@@ -105,3 +106,21 @@ def test_later_evaluations_make_nothing_and_say_the_same(tmp_path, monkeypatch, 
     other = replace(evaluator, rule=replace(rule, filter_seen=False)).run(valid, max_users=100)
     assert len(made) == 12
     assert other != first
+
+
+@pytest.mark.parametrize("id_map", ["direct", "zero_collision"])
+def test_rows_that_ids_keep_are_found_twice_and_never_again(tmp_path, monkeypatch, id_map):
+    """The first evaluation keeps nothing; where ids learn, rows may change between two evaluations."""
+    run, _ = make_run(["eval.max_users=100", f"embedding.id_map={id_map}", "run.steps=6"], str(tmp_path))
+    evaluator, valid = replace(run.evaluation.evaluator, batch=32), run.evaluation.valid
+    asked, embedding, found = [], run.state.embedding, []
+    original = embedding.find_all
+    monkeypatch.setattr(embedding, "find_all", lambda rows: asked.append(rows) or original(rows))
+    for _ in range(4):
+        before = len(asked)
+        told = evaluator.run(valid, max_users=100)
+        found.append(len(asked) - before)
+        assert told == replace(evaluator).run(valid, max_users=100), "as one that has kept nothing"
+        with torch.no_grad():  # rows are what they are when they are looked up
+            embedding.tables["item"].weight.copy_(embedding.tables["item"].weight.roll(7, 0))
+    assert found == ([4, 4, 0, 0] if id_map == "direct" else [4, 4, 4, 4])
