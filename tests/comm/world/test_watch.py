@@ -222,10 +222,13 @@ def test_ranks_started_for_another_number_of_ranks_are_told_so(by_hand):
         with joined(timeout_s=20):
             pass
 
-    ended = [by_hand.start(work, 0, 2), by_hand.start(work, 2, 3)]
+    ended = [by_hand.start(work, 0, 3), by_hand.start(work, 1, 3), by_hand.start(work, 2, 4)]
+    host = socket.gethostname()
     for code, said in [rank.end() for rank in ended]:
         assert code == 1
-        assert "rank 2 was started as one of 3 ranks, rank 0 as one of 2" in said
+        assert f"rank 2 on {host} was started as one of 4 ranks, rank 0 on {host} as one of 3" in said
+        assert "start every rank with the same number of ranks (WORLD_SIZE)" in said
+        assert "recvValue" not in said, "a store that closed under those who had come"
 
 
 def test_a_restart_over_the_same_store_meets_the_living(tmp_path):

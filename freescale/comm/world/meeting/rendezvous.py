@@ -23,7 +23,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from freescale.comm.world.watch import LINE, FailureNote, say
-from freescale.errors import FreeScaleError, PeerError, TrainingError
+from freescale.errors import FreeScaleError, PeerError, Preempted, TrainingError
 
 _PREFIX = "freescale"
 _FIRST_WORD_S = 3.0
@@ -104,18 +104,21 @@ class Meeting:
             store = PrefixStore(_PREFIX, _open_store(*self._place, serves=False, timeout_s=self._timeout_s))
             while True:
                 for hello in self._new_hellos(store):
-                    text = self._mismatch(hello) or (
+                    wrong = self._mismatch(hello)
+                    text = wrong or (
                         f"this run goes on already: rank {hello['rank']} is "
                         + json.loads(store.get(f"{self.round}/seat/{hello['rank']}"))["who"]
                     )
-                    store.set(f"round/{hello['name']}", json.dumps({"refused": text}))
+                    answer = {"refused": text, "number": wrong is not None}
+                    store.set(f"round/{hello['name']}", json.dumps(answer))
                 time.sleep(_NEWCOMERS_S)
         except (RuntimeError, FreeScaleError):
             return  # the store has closed: nobody can come
 
     def _meet(self) -> None:
         number = self._store.add("hellos", 1)
-        hello = {"rank": self._rank, "num_ranks": self._num_ranks, "name": self._own}
+        host = socket.gethostname()
+        hello = {"rank": self._rank, "num_ranks": self._num_ranks, "name": self._own, "host": host}
         self._store.set(f"hello/{number}", json.dumps(hello))
         self.round = uuid.uuid4().hex if self._rank == 0 else self._hear()
         self._take_seat()
@@ -130,9 +133,8 @@ class Meeting:
         self._wait_for(key, lambda: "waiting for rank 0")
         answer = json.loads(self._store.get(key))
         if "refused" in answer:
-            raise TrainingError(
-                answer["refused"], next_step="give every process of a run a rank of its own (RANK)"
-            )
+            own_rank = "give every process of a run a rank of its own (RANK)"
+            raise TrainingError(answer["refused"], next_step=_same_number() if answer["number"] else own_rank)
         return str(answer["round"])
 
     def _take_seat(self) -> None:
@@ -165,30 +167,40 @@ class Meeting:
                     raise PeerError(f"rank {rank} on {note.host} failed before it joined: {note.message}")
 
     def _wait_for_start(self) -> None:
-        key = f"{self.round}/start"
-        self._wait_for(key, lambda: f"waiting for all of {self._num_ranks} ranks")
+        over = f"{self.round}/over"
 
-    def _wait_for(self, key: str, what: Callable[[], str]) -> None:
+        def look() -> None:
+            if self._store.check([over]):
+                raise TrainingError(self._store.get(over).decode(), next_step=_same_number())
+
+        waiting = f"waiting for all of {self._num_ranks} ranks"
+        self._wait_for(f"{self.round}/start", lambda: waiting, look)
+
+    def _wait_for(
+        self, key: str, what: Callable[[], str], meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
         patience = Patience(self._timeout_s, what)
         while not self._store.check([key]):
+            meanwhile()
             patience.pause()
 
     def _answer(self, hello: Mapping[str, Any]) -> None:
         """Tell a process the number of the round, or that it was started for another run than this one."""
         wrong = self._mismatch(hello)
-        answer = {"refused": wrong} if wrong else {"round": self.round}
+        answer = {"refused": wrong, "number": True} if wrong else {"round": self.round}
         self._store.set(f"round/{hello['name']}", json.dumps(answer))
         if wrong and not store_of_launcher():  # there it may be a dead process of an earlier round
-            time.sleep(_READ_S)
-            raise TrainingError(
-                wrong, next_step="start every rank with the same number of ranks (WORLD_SIZE)"
-            )
+            self._store.set(f"{self.round}/over", wrong)  # for those who have a seat already
+            with contextlib.suppress(Preempted):  # by a launcher, as they have ended
+                time.sleep(_READ_S)
+            raise TrainingError(wrong, next_step=_same_number())
 
     def _mismatch(self, hello: Mapping[str, Any]) -> str | None:
         rank, num_ranks = hello["rank"], hello["num_ranks"]
         if num_ranks == self._num_ranks:
             return None
-        return f"rank {rank} was started as one of {num_ranks} ranks, rank 0 as one of {self._num_ranks}"
+        told = f"rank {rank} on {hello['host']} was started as one of {num_ranks} ranks"
+        return f"{told}, rank 0 on {socket.gethostname()} as one of {self._num_ranks}"
 
     def _new_hellos(self, store: Store) -> list[dict[str, Any]]:
         """Of processes that have come since the last look; those of dead ones do no harm."""
@@ -218,6 +230,13 @@ def send_word(note: FailureNote) -> None:
 def store_of_launcher() -> bool:
     """Whether torchrun keeps the store, and with it what earlier processes have left there."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _same_number() -> str:
+    """What to do where ranks were started for runs of another size."""
+    if LINE in os.environ:
+        return "give every machine the same --nnodes and --nproc"
+    return "start every rank with the same number of ranks (WORLD_SIZE)"
 
 
 def _who() -> str:
