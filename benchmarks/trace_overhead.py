@@ -44,6 +44,7 @@ from freescale.train.run import Run
 
 BLOCK = 20
 GPU_WARM, GPU_EDGE, GPU_BLOCK = 220, 10, 40
+LOAD = MeasuredStep(num_samples=8, tokens=1000, squares=1e5, ms=0.0)
 RECIPE = ("model.dropout=0", "run.log_every=20", "run.eval_every=1000000", "balance.refit_every=null")
 
 
@@ -158,6 +159,18 @@ class _Known(BusyMeter):
         self._num_watches = 1
 
 
+def accounts_of(recorder: Recorder | None, *, known: bool) -> Accounts:
+    """Of a rank alone, whose spans go there from now on; with the busy time of a size, if that is `known`."""
+    stages.record_into(recorder)
+    accounts = Accounts(ranks=Ranks(0, 1, torch.device("cpu")), recorder=recorder, write=lambda step: None)
+    if known:
+        accounts.busy = _Known(watch=DeviceLike())
+        accounts.busy.times.learn(
+            [SeenStep(LOAD._replace(tokens=n), 1.0, 0.1, 0.1, False, False) for n in range(20)]
+        )
+    return accounts
+
+
 def calls_a_step(steps: int = 400, *, known: bool | None = None) -> dict[str, float]:
     """What a rank's calls cost without any training around them: the spans of a step of the plain schedule, split.
 
@@ -165,15 +178,7 @@ def calls_a_step(steps: int = 400, *, known: bool | None = None) -> dict[str, fl
         steps: so many.
         known: on a clock like a GPU's, with or without its busy time; on the host's clock unless given.
     """
-    recorder = Recorder(None if known is None else DeviceLike())
-    stages.record_into(recorder)
-    accounts = Accounts(ranks=Ranks(0, 1, torch.device("cpu")), recorder=recorder, write=lambda step: None)
-    load = MeasuredStep(num_samples=8, tokens=1000, squares=1e5, ms=0.0)
-    if known:
-        accounts.busy = _Known(watch=DeviceLike())
-        accounts.busy.times.learn(
-            [SeenStep(load._replace(tokens=n), 1.0, 0.1, 0.1, False, False) for n in range(20)]
-        )
+    accounts = accounts_of(Recorder(None if known is None else DeviceLike()), known=bool(known))
     accounts.begin(1)
     begin = time.process_time()
     for step in range(1, steps + 1):
@@ -186,7 +191,7 @@ def calls_a_step(steps: int = 400, *, known: bool | None = None) -> dict[str, fl
                 with stages.stage("exchange"), stages.exchange("exchange"):
                     pass
         if known:
-            stages.describe(load)
+            stages.describe(LOAD)
         accounts.end_step()
         accounts.add(step, {})
     seconds = time.process_time() - begin
@@ -197,15 +202,7 @@ def calls_a_step(steps: int = 400, *, known: bool | None = None) -> dict[str, fl
 
 def alone_us_a_step(steps: int = 2000, *, on: bool = True) -> float:
     """What Python takes of a replayed step of a rank alone: its stretch, the load, its line; no event of a GPU."""
-    recorder = Recorder(DeviceLike(), shows=lambda step: False) if on else None
-    stages.record_into(recorder)
-    accounts = Accounts(ranks=Ranks(0, 1, torch.device("cpu")), recorder=recorder, write=lambda step: None)
-    load = MeasuredStep(num_samples=8, tokens=1000, squares=1e5, ms=0.0)
-    if on:
-        accounts.busy = _Known(watch=DeviceLike())
-        accounts.busy.times.learn(
-            [SeenStep(load._replace(tokens=n), 1.0, 0.1, 0.1, False, False) for n in range(20)]
-        )
+    accounts = accounts_of(Recorder(DeviceLike(), shows=lambda step: False) if on else None, known=on)
     accounts.begin(1)
     begin = time.process_time()
     for step in range(1, steps + 1):
@@ -214,7 +211,7 @@ def alone_us_a_step(steps: int = 2000, *, on: bool = True) -> float:
         with stages.stage("train", step=step):
             start = stages.mark()
             stages.add("forward and backward", kind="compute", start=start, end=stages.mark())
-            stages.describe(load)
+            stages.describe(LOAD)
         accounts.add(step, {}, seconds=accounts.end_step())
     seconds = time.process_time() - begin
     accounts.pause()
