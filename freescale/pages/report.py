@@ -183,14 +183,22 @@ def eval_table(log: MetricsLog) -> str:
     for event in log.evals:
         is_best = best is not None and step_of(event) == best[1]
         rows.append(page.Row([f"{step_of(event):,}", *_cells(event, metrics)], "best" if is_best else ""))
+    of_valid: dict[str, object] = {
+        prefix + name: log.baseline(name, prefix) for prefix in BASELINES for name in metrics
+    }
+    rows += _baselines(of_valid, metrics, "" if log.test is None else ", validation")
     if log.test is not None:
         rows.append(page.Row(["test", *_cells(log.test, metrics)], "best"))
-    for prefix, words in BASELINES.items():
-        baseline = [log.baseline(metric, prefix) for metric in metrics]
-        if any(value is not None for value in baseline):
-            cells = ["-" if value is None else units.metric(value) for value in baseline]
-            rows.append(page.Row([words, *cells], "baseline"))
+        rows += _baselines(log.test, metrics, ", test")
     return page.table(["step", *map(metric_label, metrics)], rows)
+
+
+def _baselines(event: Event, metrics: Sequence[str], behind: str) -> list[page.Row]:
+    """What is reached without a model on the targets of an evaluation, where the run measured it."""
+    found = {words: _cells(event, [prefix + name for name in metrics]) for prefix, words in BASELINES.items()}
+    return [
+        page.Row([words + behind, *cells], "baseline") for words, cells in found.items() if {*cells} != {"-"}
+    ]
 
 
 def time_panel(log: MetricsLog, spans: RunSpans) -> str:

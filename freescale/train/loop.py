@@ -308,6 +308,8 @@ def finish(run: Run, step: int, *, speed: dict[str, Any]) -> dict[str, Any]:
     """Evaluate the best state on the test targets, if the run is evaluated at all, and close the books."""
     best, tested = from_first(run.checkpoints.best, ranks=run.ranks, what="find the best checkpoint"), step
     books = {"steps": step, **speed, "checkpoint": None if best is None else str(best)}
+    if (why := run.evaluation.why_over) is not None and step < run.timetable.total_steps:
+        books["ended"] = why
     if not run.timetable.eval_every:
         return books
     if best is not None and run.evaluation.best.get("step") not in (None, step):

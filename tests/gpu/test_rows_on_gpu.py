@@ -240,6 +240,13 @@ def test_a_sort_that_has_no_room_to_be_recorded_is_told_once_and_started_as_usua
     assert all(torch.equal(one, two) for one, two in zip(bits(plain), bits(planned)))
 
 
+def test_rows_prepared_for_another_table_are_refused() -> None:
+    first, second = made(SGD()), made(SGD())
+    planned = first.prepare("item", torch.tensor([1, 2], device=GPU))
+    with pytest.raises(DataError, match="prepared for another table"):
+        second({"item": planned})
+
+
 def test_several_calls_a_step_add_up() -> None:
     ids, grad = drawn(2)
     once, twice = made(RowwiseAdagrad()), made(RowwiseAdagrad())

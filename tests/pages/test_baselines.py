@@ -18,3 +18,15 @@ def test_both_baselines_stand_in_table_and_charts() -> None:
     (chart,) = eval_charts(log)
     assert [series.name for series in chart.series] == ["HR@10", "HR@10 popularity", "HR@10 repeat last"]
     assert "a user's own items again" in chart.note
+
+
+def test_each_split_stands_above_its_own_baseline() -> None:
+    """What popularity reaches of the validation targets stood below the test's row."""
+    of_valid = {"event": "eval", "step": 4, "hr@10": 0.2, "popularity_hr@10": 0.0429}
+    of_test = {"event": "eval", "step": 4, "split": "test", "hr@10": 0.11, "popularity_hr@10": 0.0369}
+    table = eval_table(MetricsLog(evals=[of_valid], test=of_test))
+    places = [
+        table.index(text)
+        for text in ("popularity, validation", "0.0429", "0.1100", "popularity, test", "0.0369")
+    ]
+    assert places == sorted(places)

@@ -115,6 +115,10 @@ def _launched(
     if nodes is not None:
         errors = Console(stderr=True)
         check_start(nodes, say=lambda line: errors.print(escape(line), highlight=False, soft_wrap=True))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if nproc > cores:
+        text = f"{nproc:,} ranks on {cores:,} cores of this machine: they take turns, each with memory of its own"
+        Console(stderr=True).print(text, highlight=False, soft_wrap=True)
     launch(command, num_ranks=nproc, nodes=nodes, environment={COMMAND: typed_command()})
     return True
 

@@ -12,6 +12,9 @@ from freescale.errors import PlanError
 
 _MIB = 1 << 20
 
+STORED = (torch.float32, torch.bfloat16, torch.float64)
+"""What rows may be stored as."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
@@ -48,6 +51,18 @@ class TableSpec:
                 f"table {self.name!r} has no rows or no width",
                 got=f"num_rows={self.num_rows}, dim={self.dim}",
                 allowed="1 or more each",
+            )
+        if self.dtype not in STORED:
+            raise PlanError(
+                f"table {self.name!r} cannot be stored so",
+                got=f"dtype={self.dtype}",
+                allowed=", ".join(map(str, STORED)),
+            )
+        if isinstance(self.optimizer, type):
+            raise PlanError(
+                f"table {self.name!r} needs an optimizer, not its class",
+                got=f"optimizer={self.optimizer.__name__}",
+                next_step=f"optimizer={self.optimizer.__name__}()",
             )
         check_state(self.optimizer, self.dim)
 

@@ -12,7 +12,9 @@ already stand grouped by owner.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -32,7 +34,7 @@ from freescale.embedding.tables.direct import DirectLookup, PlannedRows
 from freescale.embedding.tables.home import Home, merged
 from freescale.embedding.tables.lookup import Lookup, UniqueRows, as_leaf
 from freescale.embedding.whole_numbers import check_whole
-from freescale.errors import DataError
+from freescale.errors import ConfigError, DataError, PlanError
 from freescale.kernels.rows import RowPlan, unique, unique_of
 from freescale.kernels.runtime import on_device
 from freescale.trace import compute
@@ -71,6 +73,7 @@ class ShardedEmbedding(TableState):
         stages: NodeStages | None = None,
         replay_sorts: bool = True,
     ) -> None:
+        _check_specs(specs)
         ranks = _world() if group == "world" else group
         channel = transport or make_transport(ranks, device=device)
         plans = plan_tables(specs, num_ranks=channel.num_ranks, replicate_below_mb=replicate_below_mb)
@@ -84,6 +87,12 @@ class ShardedEmbedding(TableState):
 
     def forward(self, rows: Mapping[str, Tensor | PlannedRows | UniqueRows]) -> dict[str, Tensor]:
         """Vectors of the rows of each table; remembers what `step` must send home (nothing under no_grad)."""
+        if not isinstance(rows, Mapping):
+            raise DataError(
+                "a call names its tables",
+                got=f"a {type(rows).__name__}",
+                next_step=f"embedding({{{next(iter(self.plans))!r}: rows}})",
+            )
         lookups = self._look_up(rows)
         if torch.is_grad_enabled():
             self._pending += lookups
@@ -98,13 +107,17 @@ class ShardedEmbedding(TableState):
             return self.find(name, rows)
         check_whole(rows, what="rows")
         rows = on_device(rows, self.device)
-        return PlannedRows(rows, self.tables[name].plan(rows))
+        return PlannedRows(rows, self.tables[name].plan(rows), self.tables[name])
 
     def step(self, *, lr: float) -> None:
         """Send the gradients of all calls since the last step home and update; every rank must call it.
 
         A row that several calls looked up is updated once, with the sum of its gradients.
         """
+        if not isinstance(lr, Real) or not 0 <= lr < math.inf:
+            raise ConfigError(
+                "this is no learning rate", got=repr(lr), allowed="a number from 0 on, and finite"
+            )
         self._num_steps += 1
         pending, self._pending = self._pending, []
         self._update(pending, lr=lr, step=self._num_steps)
@@ -194,6 +207,11 @@ class ShardedEmbedding(TableState):
         return [direct.get(name) or found[name] for name in asked]
 
     def _read_directly(self, name: str, asked: Tensor | PlannedRows) -> DirectLookup:
+        if isinstance(asked, PlannedRows) and asked.table is not self.tables[name]:
+            raise DataError(
+                f"rows prepared for another table were given to {name!r}",
+                next_step=f"embedding.prepare({name!r}, rows)",
+            )
         self.wait_for_updates()
         self._check_rows(name)
         if isinstance(asked, Tensor):
@@ -293,6 +311,13 @@ class ShardedEmbedding(TableState):
             return torch.where(touched, every, num_rows), values
         rows = touched.nonzero().flatten()
         return rows, values[rows]
+
+
+def _check_specs(specs: object) -> None:
+    if not isinstance(specs, Sequence) or not all(isinstance(spec, TableSpec) for spec in specs):
+        raise PlanError(
+            "tables are a list of TableSpec", got=f"a {type(specs).__name__}", next_step="[spec, ...]"
+        )
 
 
 def _world() -> dist.ProcessGroup | None:

@@ -27,10 +27,12 @@ class PlannedRows:
     Args:
         asked: row numbers of any shape.
         plan: which of them are the same.
+        table: whose rows they are.
     """
 
     asked: Tensor
     plan: RowPlan
+    table: EmbeddingTable
 
     def record_stream(self) -> None:
         """The current stream uses what was planned on another one; let it wait for that one yourself."""

@@ -128,7 +128,7 @@ def summary_rows(summary: Mapping[str, object]) -> dict[str, str]:
     rates = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}
     speeds = [f"{numbers[name]:,.0f} {unit}" for name, unit in rates.items() if name in numbers]
     if speeds:
-        rows["speed"] = "   ".join(speeds)
+        rows["speed"] = f"{'   '.join(speeds)}   over the whole time"
     if "bubble" in numbers:
         rows["bubble"] = units.percent(numbers["bubble"])
     if "loss" in numbers:

@@ -65,9 +65,20 @@ class Evaluation:
     @property
     def out_of_patience(self) -> bool:
         """Whether the last evaluations brought nothing better, one was good enough, or the judge has seen enough."""
-        if self.verdict is not None or self.good_enough:
-            return True
-        return self.patience is not None and self.since_best >= self.patience
+        return self.why_over is not None
+
+    @property
+    def why_over(self) -> str | None:
+        """Why the run ends before its last step, in words; None where it goes on."""
+        if self.verdict is not None:
+            return f"the judge ends the run: {self.verdict}"
+        best = f"{self.metric} {self.best['value']:.4f} at step {self.best['step']:,}" if self.best else ""
+        if self.good_enough:
+            return f"run.stop_at={self.stop_at:g} is reached: {best}"
+        if self.patience is None or self.since_best < self.patience:
+            return None
+        past = f"{self.since_best:,} evaluations" if self.since_best > 1 else "one evaluation"
+        return f"nothing better in {past} (run.patience={self.patience}){'; best: ' if best else ''}{best}"
 
     @property
     def good_enough(self) -> bool:
@@ -97,8 +108,8 @@ class Evaluation:
         self.since_best = 0 if improved else self.since_best + 1
         if self.judge is not None:
             self.verdict = self._ask(self.judge, judged_event({"step": step, "split": "valid", **metrics}))
-            if self.verdict is not None:
-                progress.notice(step, f"the judge ends the run: {self.verdict}")
+        if (why := self.why_over) is not None:
+            progress.notice(step, why)
         return improved
 
     def _ask(self, judge: Judge, event: dict[str, Any]) -> str | None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from freescale import BalancedSampler, ShardedEmbedding, TableSpec
 from freescale.embedding import RowwiseAdagrad
+from freescale.errors import ConfigError, DataError, PlanError
 from tests.ranks import run_on_ranks
 
 
@@ -84,3 +85,27 @@ def test_a_state_of_other_tables_is_refused_as_torch_does():
     report = Scorer().load_state_dict(state, strict=False)
     assert report.missing_keys == ["tables.item.weight"]
     assert report.unexpected_keys == ["tables.user.weight"]
+
+
+@pytest.mark.parametrize("lr", [-1, float("nan"), float("inf"), "0.1", None])
+def test_what_is_no_learning_rate_is_refused_and_nothing_is_lost(lr):
+    model = Scorer()
+    model(torch.tensor([1, 4])).backward()
+    before = model.tables.tables["item"].weight.clone()
+    with pytest.raises(ConfigError, match="no learning rate"):
+        model.tables.step(lr=lr)
+    assert torch.equal(model.tables.tables["item"].weight, before)
+    model.tables.step(lr=0.1)
+    assert not torch.equal(model.tables.tables["item"].weight, before), "the gradients are still there"
+
+
+def test_mistakes_of_a_first_hour_are_told():
+    spec = TableSpec(name="item", num_rows=5, dim=2, optimizer=RowwiseAdagrad())
+    with pytest.raises(PlanError, match="a list of TableSpec"):
+        ShardedEmbedding(spec)
+    with pytest.raises(PlanError, match=r"an optimizer, not its class(?s:.*)RowwiseAdagrad\(\)"):
+        TableSpec(name="item", num_rows=5, dim=2, optimizer=RowwiseAdagrad)
+    with pytest.raises(PlanError, match=r"cannot be stored so(?s:.*)torch.int32(?s:.*)torch.bfloat16"):
+        TableSpec(name="item", num_rows=5, dim=2, optimizer=RowwiseAdagrad(), dtype=torch.int32)
+    with pytest.raises(DataError, match=r"names its tables(?s:.*)a Tensor(?s:.*)'item': rows"):
+        ShardedEmbedding([spec])(torch.tensor([1]))
