@@ -11,9 +11,11 @@ from freescale.app.cli import app
 from tests.small_run import SMALL
 
 
-def write(path: Path, *, users: int, add: int = 0) -> Path:
+def write(path: Path, *, users: int, add: int = 0, items: int = 9) -> Path:
     lines = [
-        f"u{user},i{(user + event + add) % 9},{100 * event}" for user in range(users) for event in range(7)
+        f"u{user},i{(user + event + add) % items},{100 * event}"
+        for user in range(users)
+        for event in range(7)
     ]
     path.write_text("user,item,time\n" + "\n".join(lines) + "\n")
     return path
@@ -59,6 +61,20 @@ def test_a_run_that_is_looked_at_says_that_its_data_are_other_ones(command: str,
     code, said = call(*words)
     assert code == 0, said
     assert "has learnt from other data" in said
+
+
+def test_other_data_that_do_not_fit_are_named_as_the_cause(tmp_path: Path) -> None:
+    """Of more items; it was laid to the recipe, or the version."""
+    raw, folder, out = write(tmp_path / "raw.csv", users=30), tmp_path / "prepared", tmp_path / "run"
+    call("prepare", raw, folder)
+    assert train(folder, out)[0] == 0
+    call("prepare", write(raw, users=30, items=20), folder, "--overwrite")
+    for words in (["evaluate", out], ["export", out, tmp_path / "export"]):
+        code, said = call(*words)
+        assert code != 0
+        assert "has learnt from other data than data.path holds" in said
+        assert "items: 9 then, 20 now" in said
+        assert f"bring back what was at {folder}" in said
 
 
 def test_bad_input_on_the_way_leads_to_prepare_and_a_data_set_is_no_run_folder(tmp_path: Path) -> None:

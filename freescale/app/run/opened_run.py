@@ -12,7 +12,7 @@ from freescale.app.run.own_code import read_own_code
 from freescale.comm.world import one_rank
 from freescale.data import IntArray, is_dataset, names_of_items
 from freescale.embedding import learns_ids
-from freescale.errors import CheckpointError, ConfigError
+from freescale.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from freescale.exports import RestOfItems, write_export
 from freescale.model import compresses, retrieves
 from freescale.pipeline import TABLE
@@ -144,7 +144,19 @@ def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:
     _best_of(run_dir)  # or there is nothing to open
     judged = kept_facts(saved_in(run_dir / "checkpoints")[::-1]).get("protocol")
     run = build_run(config, _source_as_it_was(config), one_rank(device=device), Progress(), judged=judged)
-    path = _load_best(run, run_dir)
+    try:
+        path = _load_best(run, run_dir)
+    except DamagedCheckpointError:
+        raise
+    except CheckpointError as error:
+        changes = data_changes(read_meta(_best_of(run_dir)), run.state.data)
+        if not changes:
+            raise
+        raise CheckpointError(
+            "the run has learnt from other data than data.path holds, and its checkpoint does not fit these",
+            got="; ".join(changes),
+            next_step=f"bring back what was at {config.data.path}",
+        ) from error
     for change in data_changes(read_meta(path), run.state.data):
         say(f"note   {path} has learnt from other data than data.path holds: {change}")
     return config, run, path
