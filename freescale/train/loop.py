@@ -13,7 +13,7 @@ import torch
 
 from freescale.balance import StepPlan
 from freescale.comm.world import from_first, gather
-from freescale.errors import Preempted
+from freescale.errors import DamagedCheckpointError, Preempted
 from freescale.kernels.runtime import gemm_warmup
 from freescale.pipeline import LOOK_AHEAD, ReadyBatch, Schedule, naming_lost_workers
 from freescale.trace import stage, total
@@ -24,6 +24,7 @@ from freescale.train.quality.evaluate import GivenUpError
 from freescale.train.run import Run
 from freescale.train.state.resume import resume
 from freescale.train.state.run_state import load_run, report_checkpoint, run_tensors, save
+from freescale.train.state.saved import step_of
 from freescale.train.state.weight_check import check_weights
 
 _LESS = 0.3
@@ -304,6 +305,21 @@ def stand_still(run: Run, step: int, schedule: Schedule, reports: StepReports) -
         run.progress.picture(step, extension.name, extension.picture())
 
 
+def load_best(run: Run, best: Path, step: int) -> int:
+    """The best state, and its step; that of the end where the best one is damaged, and the end was saved."""
+    tested = int(run.evaluation.best["step"])
+    try:
+        load_run(run, best)
+    except DamagedCheckpointError as error:
+        last = from_first(run.checkpoints.latest, ranks=run.ranks, what="find the last checkpoint")
+        if last is None or last == best or step_of(last) != step:
+            raise
+        load_run(run, last)  # what was read until then is of neither
+        run.progress.notice(step, f"{error.what}; the state of the end is tested instead")
+        return step
+    return tested
+
+
 def finish(run: Run, step: int, *, speed: dict[str, Any]) -> dict[str, Any]:
     """Evaluate the best state on the test targets, if the run is evaluated at all, and close the books."""
     best, tested = from_first(run.checkpoints.best, ranks=run.ranks, what="find the best checkpoint"), step
@@ -313,8 +329,9 @@ def finish(run: Run, step: int, *, speed: dict[str, Any]) -> dict[str, Any]:
     if not run.timetable.eval_every:
         return books
     if best is not None and run.evaluation.best.get("step") not in (None, step):
-        load_run(run, best)
-        tested = int(run.evaluation.best["step"])
+        tested = load_best(run, best, step)
+        if tested == step:
+            books["checkpoint"] = str(run.checkpoints.latest())
     with stage("evaluate", step=step):
         try:
             quality = run.evaluation.final(

@@ -163,11 +163,16 @@ def open_run(run_dir: Path, *, device: str) -> tuple[Config, Run, Path]:
 
 
 def _load_best(run: Run, run_dir: Path) -> Path:
-    """Load the best checkpoint; another one where a training that is still going on has just replaced it."""
+    """Load the best checkpoint; another one where a training that is still going on has just replaced it.
+
+    Where it is damaged, the newest that is not.
+    """
     for _ in range(_TRIES):
         path = _best_of(run_dir)
         try:
             load_run(run, path)
+        except DamagedCheckpointError as error:
+            return _load_another(run, run_dir, path, error)
         except CheckpointError:
             if path.exists():
                 raise
@@ -176,6 +181,19 @@ def _load_best(run: Run, run_dir: Path) -> Path:
     raise CheckpointError(
         "the run replaces its checkpoints faster than one can be read", got=run_dir, next_step="try again"
     )
+
+
+def _load_another(run: Run, run_dir: Path, best: Path, damage: DamagedCheckpointError) -> Path:
+    for path in saved_in(run_dir / "checkpoints")[::-1]:
+        if path == best:
+            continue
+        try:
+            load_run(run, path)
+        except DamagedCheckpointError:
+            continue
+        say(f"note   {damage.what}; {path.name} is taken instead, which is not the best")
+        return path
+    raise damage
 
 
 def _best_of(run_dir: Path) -> Path:

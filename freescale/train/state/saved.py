@@ -125,11 +125,14 @@ def load_tensors(path: Path, tensors: Mapping[str, Tensor], *, ranks: Ranks) -> 
 
 def damaged(path: Path, why: str) -> DamagedCheckpointError:
     """What is said of a checkpoint that cannot be resumed from, and what to do instead."""
-    others = [other for other in saved_in(path.parent) if step_of(other) < step_of(path)]
+    others = [other for other in saved_in(path.parent) if other != path]
+    before = [other for other in others if step_of(other) < step_of(path)]
+    instead = (before or others)[-1:]
+    which = "the one before it" if before else "a later one"
     return DamagedCheckpointError(
         f"the checkpoint {path} is damaged: {why}",
-        next_step=f"`freescale train` with the run's recipe goes on from the one before it: --resume {others[-1]}"
-        if others
+        next_step=f"`freescale train` with the run's recipe goes on from {which}: --resume {instead[0]}"
+        if instead
         else "start again: --resume never",
     )
 

@@ -250,3 +250,28 @@ def test_damage_that_one_rank_reads_sends_all_of_them_back(tmp_path):
     assert told[0] == told[1]
     assert told[0][0] == 4
     assert "shard-00001.safetensors has changed" in told[0][1][0]
+
+
+def test_a_damaged_best_one_ends_no_finished_run(finished):
+    """The run has its last state, which is tested instead; it was to start again from nothing."""
+    run, recorder = make_run(RECIPE, finished)
+    resumed = resume(run, [step(finished, 6)])
+    run.evaluation.best = {"metric": "ndcg@10", "value": 1.0, "step": 2}
+    run.checkpoints.mark_best(2, run.evaluation.best)
+    damage(shard_of(step(finished, 2)))
+    summary = train(run, first_step=resumed.step)
+    assert summary["best_step"] == 6
+    assert summary["checkpoint"] == str(step(finished, 6))
+    (note,) = [event["text"] for event in recorder.of("notice") if "is damaged" in event["text"]]
+    assert note.endswith("the state of the end is tested instead")
+    again, _ = make_run(RECIPE, finished)
+    resume(again, [step(finished, 6)])
+    wanted, found = full_tensors(again), full_tensors(run)
+    assert all((found[name] == wanted[name]).all() for name in wanted)
+
+
+def test_where_none_came_before_a_later_one_is_named(finished):
+    damage(shard_of(step(finished, 2)))
+    run, _ = make_run(RECIPE, finished)
+    with pytest.raises(CheckpointError, match=f"from a later one: --resume {step(finished, 6)}"):
+        resume(run, [step(finished, 2)])
