@@ -11,7 +11,7 @@ import torch
 from freescale.app.arguments import typed_command
 from freescale.comm.transports import describe_transport
 from freescale.comm.world import virtual_gpus_here
-from freescale.data import BatchFeatures, Feature, SequenceSource
+from freescale.data import BatchFeatures, Feature, IntArray, SequenceSource
 from freescale.embedding import ShardedEmbedding, plan_rows
 from freescale.model import moe_layers
 from freescale.recipe import (
@@ -36,10 +36,9 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
     facts: dict[str, dict[str, object]] = {
         "data": {
             "name": source.name,
-            "users": f"{len(lengths):,}",
-            "items": f"{len(source.items.ids):,}",
-            "events": f"{int(lengths.sum()):,}",
-            "events a user": f"p50 {p50}  p95 {p95}  p99 {p99}  max {int(lengths.max())}",
+            **_counted(run, source, lengths),
+            "events a user" if run.log is None else "events a row": f"p50 {p50}  p95 {p95}  p99 {p99}  "
+            f"max {int(lengths.max())}",
         },
         "model": {
             "kind": f"{_kind(config)}, dim {config.model.dim}, {config.model.dtype}",
@@ -90,6 +89,20 @@ def describe(run: Run, config: Config, source: SequenceSource) -> dict[str, dict
                 f"{row['rows']} rows  {row['MiB']} MiB  {row['traffic MiB/step']} MiB/step"
             )
     return facts
+
+
+def _counted(run: Run, source: SequenceSource, lengths: IntArray) -> dict[str, object]:
+    """How much there is; of a log without what its rows repeat: a user has one in every window with own events."""
+    items = f"{len(source.items.ids):,}"
+    if run.log is None:
+        return {"users": f"{len(lengths):,}", "items": items, "events": f"{int(lengths.sum()):,}"}
+    windows = [run.log.source.entry(number) for number in range(run.log.batches.num_windows)]
+    learnt = sum(window.targets for window in windows)
+    return {
+        "rows": f"{len(lengths):,} in {len(windows):,} windows, one for each user with events there",
+        "items": items,
+        "events": f"{sum(window.events for window in windows):,}, {learnt:,} of them to be learnt",
+    }
 
 
 def rows_in_words(embedding: ShardedEmbedding) -> str:
