@@ -73,9 +73,8 @@ class FoundRows:
 
     @property
     def nbytes(self) -> int:
-        """What it takes to keep it."""
-        own = [tensor for each in self.rows.values() for tensor in (each.unique, each.inverse)]
-        return sum(tensor.nbytes for tensor in (*own, self.batch.offsets, *self.batch.features()))
+        """What it takes to keep the rows; the batch is counted by who has it."""
+        return sum(each.unique.nbytes + each.inverse.nbytes for each in self.rows.values())
 
 
 class Catalogue(Protocol):

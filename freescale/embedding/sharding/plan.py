@@ -131,6 +131,10 @@ def plan_tables(
     specs: Sequence[TableSpec], *, num_ranks: int, replicate_below_mb: float = 0.0
 ) -> list[TablePlan]:
     """Replicate tables under the limit, shard the others by rows."""
+    if not isinstance(specs, Sequence) or not all(isinstance(spec, TableSpec) for spec in specs):
+        raise PlanError(
+            "tables are a list of TableSpec", got=f"a {type(specs).__name__}", next_step="[spec, ...]"
+        )
     for n, spec in enumerate(specs):
         if spec.name in {other.name for other in specs[:n]}:
             raise PlanError("two tables have the same name", got=spec.name)

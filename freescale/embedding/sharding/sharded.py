@@ -34,7 +34,7 @@ from freescale.embedding.tables.direct import DirectLookup, PlannedRows
 from freescale.embedding.tables.home import Home, merged
 from freescale.embedding.tables.lookup import Lookup, UniqueRows, as_leaf
 from freescale.embedding.whole_numbers import check_whole
-from freescale.errors import ConfigError, DataError, PlanError
+from freescale.errors import ConfigError, DataError
 from freescale.kernels.rows import RowPlan, unique, unique_of
 from freescale.kernels.runtime import on_device
 from freescale.trace import compute
@@ -73,7 +73,6 @@ class ShardedEmbedding(TableState):
         stages: NodeStages | None = None,
         replay_sorts: bool = True,
     ) -> None:
-        _check_specs(specs)
         ranks = _world() if group == "world" else group
         channel = transport or make_transport(ranks, device=device)
         plans = plan_tables(specs, num_ranks=channel.num_ranks, replicate_below_mb=replicate_below_mb)
@@ -311,13 +310,6 @@ class ShardedEmbedding(TableState):
             return torch.where(touched, every, num_rows), values
         rows = touched.nonzero().flatten()
         return rows, values[rows]
-
-
-def _check_specs(specs: object) -> None:
-    if not isinstance(specs, Sequence) or not all(isinstance(spec, TableSpec) for spec in specs):
-        raise PlanError(
-            "tables are a list of TableSpec", got=f"a {type(specs).__name__}", next_step="[spec, ...]"
-        )
 
 
 def _world() -> dist.ProcessGroup | None:

@@ -35,9 +35,8 @@ class EvalBatch(NamedTuple):
     @property
     def nbytes(self) -> int:
         """What it takes to keep it."""
-        own = sum(tensor.nbytes for tensor in (self.batch.offsets, *self.batch.features()))
-        own = self.rows.nbytes + (own if self.found is None else self.found.nbytes)
-        return own + (0 if self.asked is None else self.asked.nbytes)
+        own = self.rows.nbytes + sum(tensor.nbytes for tensor in (self.batch.offsets, *self.batch.features()))
+        return own + sum(part.nbytes for part in (self.asked, self.found) if part is not None)
 
 
 @dataclass
