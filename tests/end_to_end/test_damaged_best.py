@@ -33,4 +33,6 @@ def test_the_newest_that_is_whole_is_taken_and_said(command: str, tmp_path: Path
     words[-1] = words[-1] if command == "evaluate" else tmp_path / "again"
     code, said = call(*words)
     assert code != 0
+    assert "all 3 checkpoints of the run are damaged" in said
     assert "step-00000002 is damaged" in said
+    assert "--resume never" in said

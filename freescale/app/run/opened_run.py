@@ -184,16 +184,21 @@ def _load_best(run: Run, run_dir: Path) -> Path:
 
 
 def _load_another(run: Run, run_dir: Path, best: Path, damage: DamagedCheckpointError) -> Path:
-    for path in saved_in(run_dir / "checkpoints")[::-1]:
-        if path == best:
-            continue
+    others = [path for path in saved_in(run_dir / "checkpoints")[::-1] if path != best]
+    for path in others:
         try:
             load_run(run, path)
         except DamagedCheckpointError:
             continue
         say(f"note   {damage.what}; {path.name} is taken instead, which is not the best")
         return path
-    raise damage
+    if not others:
+        raise damage
+    raise DamagedCheckpointError(
+        f"all {len(others) + 1} checkpoints of the run are damaged",
+        got=damage.what,
+        next_step=f"freescale train {run_dir / 'config.yaml'} --resume never",
+    )
 
 
 def _best_of(run_dir: Path) -> Path:
