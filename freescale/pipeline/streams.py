@@ -16,6 +16,7 @@ from torch import Tensor
 
 from freescale.comm import Transport
 from freescale.comm.traffic import Deadline, Gate, TrafficQueue
+from freescale.kernels.runtime import current_stream
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class _Recorded:
         self._result, self._event = result, event
 
     def wait(self) -> object:
-        torch.cuda.current_stream().wait_event(self._event)
+        current_stream().wait_event(self._event)
         return self._result
 
 
@@ -81,7 +82,7 @@ class SideStream:
 
     def submit(self, job: Callable[[], T]) -> Waitable[T]:
         """Issue a job behind what the current stream has been given so far."""
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(current_stream())
         if not self._urgent:
             self._gate.hold(Deadline.NOL_ROWS, self._stream)
         with torch.cuda.stream(self._stream):
@@ -134,17 +135,17 @@ class CopyStream:
 
 def moment_here(device: torch.device) -> torch.cuda.Event | None:
     """The moment at which all that the current stream has been given so far is done; None on a CPU."""
-    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+    return current_stream(device).record_event() if device.type == "cuda" else None
 
 
 def wait_for(event: torch.cuda.Event | None) -> None:
     """Let the current stream wait for copies of another thread."""
     if event is not None:
-        torch.cuda.current_stream().wait_event(event)
+        current_stream().wait_event(event)
 
 
 def record_stream(tensor: Tensor) -> Tensor:
     """A tensor made on another stream: its memory is kept until this stream has used it, too."""
     if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream())
+        tensor.record_stream(current_stream())
     return tensor

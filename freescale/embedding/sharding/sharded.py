@@ -12,6 +12,7 @@ already stand grouped by owner.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -81,8 +82,9 @@ class ShardedEmbedding(TableState):
         self._exchange = RowExchange(plans, transport=channel, stages=stages, device=device)
         for table in self.tables.values():
             table.replays_sorts = replay_sorts
+        # Changed in place: a module of torch takes microseconds for every attribute it is given.
         self._pending: list[Lookup | DirectLookup] = []
-        self._num_steps = 0
+        self._steps = itertools.count(1)
 
     def forward(self, rows: Mapping[str, Tensor | PlannedRows | UniqueRows]) -> dict[str, Tensor]:
         """Vectors of the rows of each table; remembers what `step` must send home (nothing under no_grad)."""
@@ -94,7 +96,7 @@ class ShardedEmbedding(TableState):
             )
         lookups = self._look_up(rows)
         if torch.is_grad_enabled():
-            self._pending += lookups
+            self._pending.extend(lookups)
         return {lookup.table: lookup.vectors() for lookup in lookups}
 
     def prepare(self, name: str, rows: Tensor) -> PlannedRows | UniqueRows:
@@ -117,9 +119,11 @@ class ShardedEmbedding(TableState):
             raise ConfigError(
                 "this is no learning rate", got=repr(lr), allowed="a number from 0 on, and finite"
             )
-        self._num_steps += 1
-        pending, self._pending = self._pending, []
-        self._update(pending, lr=lr, step=self._num_steps)
+        pending = self._pending.copy()
+        self._pending.clear()
+        self._update(pending, lr=lr, step=next(self._steps))
+        for lookup in pending:
+            lookup.close()
 
     def find(self, name: str, asked: Tensor) -> UniqueRows:
         """The unique rows of one batch: a matter of its ids alone, so it can be done under the compute of another.

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from freescale.embedding.tables.lookup import refuse_gradient
 from freescale.embedding.tables.table import EmbeddingTable
 from freescale.kernels.rows import RowPlan
+from freescale.kernels.runtime import current_stream
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class PlannedRows:
     def record_stream(self) -> None:
         """The current stream uses what was planned on another one; let it wait for that one yourself."""
         for tensor in (self.asked, *self.plan.tensors()):
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+            tensor.record_stream(current_stream(tensor.device))
 
 
 class DirectLookup:
@@ -59,6 +60,7 @@ class DirectLookup:
             self._asked, self._plan = rows, None
         self._keys: Tensor | None = None
         self._gradient: Tensor | None = None
+        self._closed = False
 
     def vectors(self) -> Tensor:
         """[..., dim] the vector of each row asked for; gradients are kept here after the backward."""
@@ -74,7 +76,13 @@ class DirectLookup:
 
     def add_gradient(self, grad: Tensor) -> None:
         """What a backward gives; there may be several."""
+        if self._closed:
+            refuse_gradient(self.table)
         self._gradient = grad if self._gradient is None else self._gradient + grad
+
+    def close(self) -> None:
+        """The update was made: a gradient that still comes would be lost, and is an error."""
+        self._closed = True
 
     @property
     def keys(self) -> Tensor:
@@ -109,7 +117,6 @@ class _Read(torch.autograd.Function):
         return lookup.read()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
-        ctx.lookup.add_gradient(grads[0])
+        ctx.lookup.add_gradient(grads[0].detach())
         return None, None

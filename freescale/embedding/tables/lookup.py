@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from freescale.comm.traffic import OwnedKeys, Relay, Route
 from freescale.embedding.tables.table import as_compute
+from freescale.errors import TrainingError
 from freescale.kernels.rows import RowPlan, take
 
 
@@ -59,6 +62,18 @@ class Lookup:
     def gradient(self) -> Tensor:
         """[U, dim] what goes home after the backward; zeros where nothing depended on the rows."""
         return self.rows.grad if self.rows.grad is not None else torch.zeros_like(self.rows)
+
+    def close(self) -> None:
+        """The update was made: a gradient that still comes would be lost, and is an error."""
+        self.rows.register_post_accumulate_grad_hook(partial(refuse_gradient, self.table))
+
+
+def refuse_gradient(table: str, rows: Tensor | None = None) -> NoReturn:
+    """What a backward is told whose update has been made without it."""
+    raise TrainingError(
+        f"a gradient of table {table!r} comes after the `step` that was to use it",
+        next_step="call backward before `step`; after it, look the rows up again",
+    )
 
 
 def as_leaf(rows: Tensor) -> Tensor:

@@ -6,8 +6,12 @@ the host has queued something new. So the host copies it into pinned memory and 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
+
+from freescale.kernels.runtime.cuda_streams import current_stream
 
 
 class Readback:
@@ -27,11 +31,11 @@ class Readback:
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             if beside is not None:
                 found = found * 1  # by a kernel: a copy might queue up, too
-                beside.wait_stream(torch.cuda.current_stream(values.device))
+                beside.wait_stream(current_stream(values.device))
                 found.record_stream(beside)
-            with torch.cuda.stream(beside):
+            with nullcontext() if beside is None else torch.cuda.stream(beside):
                 self._values.copy_(found, non_blocking=True)
-                self._event = torch.cuda.current_stream(values.device).record_event()
+                self._event = current_stream(values.device).record_event()
 
     @property
     def here(self) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from freescale.kernels.runtime import current_stream
+
 _PROBE_S = 0.1
 _REANCHOR_S = 10.0
 """Events give their distance in float32 milliseconds: 1 us of rounding at 10 s, 0.25 ms after an hour."""
@@ -54,8 +56,6 @@ class CudaClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._index = torch.cuda.current_device() if device.index is None else device.index
-        self._streams: dict[tuple[int, ...], torch.cuda.Stream] = {}
         self._free: list[torch.cuda.Event] = []
         self._idle = torch.cuda.Stream(device)
         self._probe: CudaMoment | None = None
@@ -131,13 +131,5 @@ class CudaClock:
         except IndexError:  # asking first would not do: another thread may take the last one
             event = torch.cuda.Event(enable_timing=True)
         moment = CudaMoment(event, self)
-        event.record(self._current() if stream is None else stream)
+        event.record(current_stream(self._device) if stream is None else stream)
         return moment
-
-    def _current(self) -> torch.cuda.Stream:
-        """The stream that work is queued on; torch would make a new object whenever it is asked."""
-        facts = torch._C._cuda_getCurrentStream(self._index)
-        stream = self._streams.get(facts)
-        if stream is None:
-            stream = self._streams[facts] = torch.cuda.current_stream(self._index)
-        return stream

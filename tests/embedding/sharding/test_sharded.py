@@ -17,7 +17,7 @@ from freescale.embedding.sharding.plan import TableSpec
 from freescale.embedding.sharding.request import exchange_ids
 from freescale.embedding.sharding.sharded import ShardedEmbedding
 from freescale.embedding.tables.table import EmbeddingTable
-from freescale.errors import DataError
+from freescale.errors import DataError, TrainingError
 from tests.effort import examples, slow
 from tests.ranks import run_on_ranks
 
@@ -66,6 +66,17 @@ def test_alone_it_is_a_dense_parameter_updated_on_the_rows_touched(batches, opti
     torch.testing.assert_close(got["item.weight"], weight, rtol=0, atol=1e-12)
     for name, values in state.items():
         torch.testing.assert_close(got[f"item.{name}"], values, rtol=0, atol=1e-12)
+
+
+def test_a_backward_after_step_is_refused_not_lost():
+    embedding = ShardedEmbedding([spec()])
+    early, late = (embedding({"item": torch.tensor([1, 2])})["item"] for _ in range(2))
+    early.sum().backward()
+    embedding.step(lr=0.1)
+    with pytest.raises(TrainingError, match="'item' comes after the `step`"):
+        late.sum().backward()
+    embedding({"item": torch.tensor([3])})["item"].sum().backward()
+    embedding.step(lr=0.1)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from freescale.embedding import SGD, Adam, PlannedRows, RowwiseAdagrad, TableSpec, UniqueRows
-from freescale.errors import DataError
+from freescale.errors import DataError, TrainingError
 from freescale.kernels.runtime import CachedLauncher
 from tests.pipeline.two_paths import (
     channels_of,
@@ -50,6 +50,24 @@ def one_step(embedding, rows):
     (vectors.square() * torch.arange(1, vectors.numel() + 1).view_as(vectors).sin()).sum().backward()
     embedding.step(lr=0.1)
     return vectors.detach()
+
+
+def test_a_backward_after_step_is_refused_not_lost():
+    embedding = fused([item()])
+    late = embedding({"item": torch.tensor([1, 2])})["item"]
+    embedding.step(lr=0.1)
+    with pytest.raises(TrainingError, match="'item' comes after the `step`"):
+        late.sum().backward()
+
+
+def test_a_gradient_that_could_be_differentiated_again_keeps_no_graph():
+    embedding, plain = fused([item()]), fused([item()])
+    for each, again in ((embedding, True), (plain, False)):
+        factor = torch.ones((), requires_grad=True)
+        (each({"item": torch.tensor([1, 2])})["item"] * factor).sum().backward(create_graph=again)
+        each.step(lr=0.1)
+    assert not embedding.tables["item"].weight.requires_grad
+    assert torch.equal(embedding.tables["item"].weight, plain.tables["item"].weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
