@@ -42,7 +42,12 @@ class EvalSection:
         "next_window: every window is evaluated, among all items known so far, before it is learnt",
     )
     sampled: int = key(100, "protocol=sampled: random items the target is ranked among", at_least=1)
-    batch: int = key(256, "histories evaluated at once on a rank", at_least=1, free=True)
+    batch: int | None = key(
+        None,
+        "histories evaluated at once on a rank; null: 256, and on a GPU up to 1,024 where they are short",
+        at_least=1,
+        free=True,
+    )
     max_users: int | None = key(
         None,
         "evaluate during training on the first N users or requests only; with a log, on N targets of a window",

@@ -55,6 +55,9 @@ GiveUp = Callable[[], bool]
 
 _ASK_EVERY = 16
 
+_USERS, _MOST_USERS, _ENOUGH_TOKENS = 256, 1024, 1 << 17
+"""Handled at once by a rank; and by all GPUs, as fewer short histories take a host longer than a GPU."""
+
 
 class GivenUpError(Exception):
     """An evaluation was left unfinished, on all ranks."""
@@ -70,7 +73,7 @@ class Evaluator:
         ranks: who shares the work.
         rule: among what targets are ranked.
         cutoffs: where lists are cut.
-        batch: users a rank handles at once.
+        batch: users a rank handles at once; None: 256, and on a GPU more where their histories are short.
         item_chunk: items scored at once.
         cached: answer as serving does, in two steps through token caches; for encoders that compress histories.
     """
@@ -80,7 +83,7 @@ class Evaluator:
     ranks: Ranks
     rule: Rule = FULL
     cutoffs: tuple[int, ...] = CUTOFFS
-    batch: int = 256
+    batch: int | None = None
     item_chunk: int = 65_536
     cached: bool = False
     # Not of `init`: one that is made out of this one, by another rule, makes its own.
@@ -116,7 +119,11 @@ class Evaluator:
         if ranking is not None and self.ranks.is_first:
             ranking.quality.update(torch.full((missed,), NEVER))
         make = partial(self._made, examples, vectors, ranks_targets=ranking is not None)
-        for n, one in enumerate(self._batches.of(examples, self._parts(users), make)):
+        at_once = self.batch or _USERS
+        if self.batch is None and self.ranks.device.type == "cuda" and not isinstance(own, RequestMetrics):
+            at_once = users_at_once(examples.lengths()[users], num_ranks=self.ranks.num_ranks)
+        parts = self._parts(users, at_once)
+        for n, one in enumerate(self._batches.of(examples, parts, make)):
             if n % _ASK_EVERY == 0 and give_up():
                 raise GivenUpError
             found = vectors.look_up(one.batch, one.found)
@@ -157,9 +164,9 @@ class Evaluator:
             self.ranks.sum_on_cpu(row)
         return metrics.values()
 
-    def _parts(self, users: IntArray) -> list[IntArray]:
+    def _parts(self, users: IntArray, at_once: int) -> list[IntArray]:
         """This rank's users; every rank gets the same number of batches, so that collectives match."""
-        per_round = self.batch * self.ranks.num_ranks
+        per_round = at_once * self.ranks.num_ranks
         rounds = (users[start : start + per_round] for start in range(0, len(users), per_round))
         return [part[self.ranks.rank :: self.ranks.num_ranks] for part in rounds]
 
@@ -302,6 +309,13 @@ def _joined(ranking: Mapping[str, float | None], own: Mapping[str, float | None]
             next_step="give it another name",
         )
     return {**ranking, **own}
+
+
+def users_at_once(lengths: IntArray, *, num_ranks: int) -> int:
+    """How many users with histories like these keep each of so many GPUs busy."""
+    mean = float(lengths.mean()) if len(lengths) else 0.0
+    # Where items are spread over the ranks, each holds everybody's users against its own.
+    return max(_USERS, min(_MOST_USERS // num_ranks, int(_ENOUGH_TOKENS / max(1.0, mean))))
 
 
 def asked_users(examples: Examples, max_users: int | None = None) -> tuple[IntArray, int]:

@@ -22,7 +22,7 @@ from freescale.model.heads import RankingHead, RetrievalHead
 from freescale.model.recommender import Recommender
 from freescale.train.item_vectors import IdItems
 from freescale.train.quality.baselines import popularity_quality, repeat_quality
-from freescale.train.quality.evaluate import Evaluator
+from freescale.train.quality.evaluate import Evaluator, users_at_once
 from freescale.train.quality.full_ranking import FULL, Rule
 from tests.list_source import ListSource
 from tests.ranks import run_on_ranks
@@ -160,6 +160,15 @@ def test_batches_and_chunks_change_nothing_and_max_users_takes_the_first():
     with torch.no_grad():
         places = ranks_one_by_one(first, examples, 1)
     assert_quality(first.run(examples, max_users=3), places[:3])
+
+
+def test_a_gpu_is_asked_about_more_users_where_they_are_short():
+    short, long = np.full(5000, 137), np.full(5000, 900)
+    assert users_at_once(short, num_ranks=1) == (1 << 17) // 137
+    assert users_at_once(long, num_ranks=1) == 256
+    assert users_at_once(np.full(9, 1), num_ranks=1) == 1024
+    assert users_at_once(short, num_ranks=8) == 256
+    assert users_at_once(short[:0], num_ranks=1) == 1024
 
 
 def test_the_model_is_left_in_the_mode_it_was_in():
