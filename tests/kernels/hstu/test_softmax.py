@@ -69,11 +69,18 @@ def test_values_and_gradients_are_those_of_the_reference(lengths, width, num_neg
     compare(lengths, width=width, num_negatives=num_negatives, normalize=normalize, seed=seed)
 
 
+@pytest.mark.parametrize(("width", "num_negatives"), [(24, 20), (270, 140)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_other_precisions(dtype):
-    tolerance = {torch.float32: 2e-5, torch.float16: 2e-2}[dtype]
+def test_other_precisions(dtype, width, num_negatives):
+    """Each in blocks of its own shape, one of them and several."""
     compare(
-        [70, 3], width=24, num_negatives=20, normalize=True, temperature=0.5, dtype=dtype, tolerance=tolerance
+        [70, 3],
+        width=width,
+        num_negatives=num_negatives,
+        normalize=True,
+        temperature=0.5,
+        dtype=dtype,
+        tolerance={torch.float32: 2e-5, torch.float16: 2e-2}[dtype],
     )
 
 
