@@ -129,6 +129,8 @@ def install() -> FakeStream:
     main = FakeStream()
     torch.cuda.Stream = FakeStream  # type: ignore[misc, assignment]
     torch.cuda.current_stream = lambda device=None: main  # type: ignore[assignment, return-value]
+    torch._C._cuda_getDevice = lambda: 0
+    torch._C._cuda_getCurrentStream = lambda index: (0, index, 1)  # type: ignore[attr-defined]
     torch.cuda.current_device = lambda: 0
     torch.cuda.stream = _OnStream  # type: ignore[assignment, misc]
     torch.cuda.device = lambda device: nullcontext()  # type: ignore[assignment, misc]

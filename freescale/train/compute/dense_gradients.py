@@ -19,7 +19,6 @@ from freescale.comm import Pending, Transport, only_queues, supports_device
 from freescale.comm.traffic import Deadline, Gate, open_channel, start_all_reduce
 from freescale.comm.transports import is_foreign
 from freescale.comm.world import Ranks, on_one_machine
-from freescale.kernels.runtime import current_stream
 
 Hook = Callable[[None, GradBucket], torch.futures.Future[Tensor]]
 
@@ -253,7 +252,7 @@ class QueuedSums:
             if newest is self._newest:
                 self.finish()
             assert newest.added is not None
-            current_stream(self._device).wait_event(newest.added)
+            torch.cuda.current_stream(self._device).wait_event(newest.added)
 
         return wait
 
@@ -272,7 +271,7 @@ class QueuedSums:
     def wait(self) -> None:
         """Let the current stream wait for all of them."""
         self.finish()
-        current_stream(self._device).wait_stream(self._stream)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 @dataclass
