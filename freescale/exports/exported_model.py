@@ -14,7 +14,7 @@ from torch import Tensor
 from freescale.data import IntArray, ItemId, ItemNames, SequenceBatch
 from freescale.errors import DataError
 from freescale.exports.requests import scores
-from freescale.exports.requests.asked_values import check_list, whole_number, yes_or_no
+from freescale.exports.requests.asked_values import plain_list, whole_number, yes_or_no
 from freescale.exports.requests.recommendations import (
     Request,
     best,
@@ -96,8 +96,7 @@ class ExportedModel:
             )
         k = whole_number("k", k, next_step="k=10 gives the ten best items")
         hides = self.filter_seen if filter_seen is None else yes_or_no("filter_seen", filter_seen)
-        check_list("history", history)
-        check_list("exclude", exclude)
+        history, exclude = plain_list("history", history), plain_list("exclude", exclude)
         batch = is_batch(history)
         histories = list(history) if batch else [history]
         num, alone = len(histories), not batch
@@ -148,8 +147,7 @@ class ExportedModel:
             candidate_features: of the candidates, a list of one value a candidate; features of events that are known
                 before them. Of a batch, each name has a list of one a user; or give a list of such dicts.
         """
-        check_list("history", history)
-        check_list("candidates", candidates)
+        history, candidates = plain_list("history", history), plain_list("candidates", candidates)
         if chunk is not None:
             chunk = whole_number("chunk", chunk, next_step="leave it out to compute all at once")
         batch = is_batch(candidates)

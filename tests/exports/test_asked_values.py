@@ -81,11 +81,18 @@ def test_whatever_holds_numbers_in_order_is_a_list(
 ) -> None:
     wanted = served.recommend([3, 14], times=[1, 2], k=2, filter_seen=True)
     seen = np.bool_(True)
-    if listed is torch.tensor:
-        assert served.recommend([3, 14], times=listed([1, 2]), k=2) == wanted
-        return
     found = served.recommend(listed([3, 14]), times=listed([1, 2]), k=np.int64(2), filter_seen=seen)
     assert found == wanted
+    users = [listed([3, 14]), listed([3, 14])]
+    assert served.recommend(users, times=[[1, 2], [1, 2]], k=2) == [wanted, wanted]
+    less = served.recommend([3, 14], times=[1, 2], k=2, exclude=listed([wanted[0][0]]))
+    assert less[0] == wanted[1]
+
+
+@pytest.mark.parametrize("listed", [torch.tensor, np.array], ids=["torch.tensor", "array"])
+def test_users_as_rows_of_one_array_are_users(served: ExportedModel, listed: Callable[[Any], Any]) -> None:
+    wanted = served.recommend([[3, 14], [7, 3]], times=[[1, 2], [3, 4]], k=2)
+    assert served.recommend(listed([[3, 14], [7, 3]]), times=listed([[1, 2], [3, 4]]), k=2) == wanted
 
 
 def test_a_file_of_the_export_is_no_request(served: ExportedModel) -> None:

@@ -12,9 +12,9 @@ already stand grouped by owner.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Literal
 
@@ -39,6 +39,17 @@ from freescale.errors import ConfigError, DataError
 from freescale.kernels.rows import RowPlan, unique, unique_of
 from freescale.kernels.runtime import on_device
 from freescale.trace import compute
+
+
+@dataclass
+class _Pending:
+    """Calls whose gradients the next step takes home, and how many steps there were.
+
+    No attributes of the module, of which torch takes microseconds for each that is given.
+    """
+
+    lookups: list[Lookup | DirectLookup] = field(default_factory=list)
+    num_steps: int = 0
 
 
 class ShardedEmbedding(TableState):
@@ -82,9 +93,7 @@ class ShardedEmbedding(TableState):
         self._exchange = RowExchange(plans, transport=channel, stages=stages, device=device)
         for table in self.tables.values():
             table.replays_sorts = replay_sorts
-        # Changed in place: a module of torch takes microseconds for every attribute it is given.
-        self._pending: list[Lookup | DirectLookup] = []
-        self._steps = itertools.count(1)
+        self._pending = _Pending()
 
     def forward(self, rows: Mapping[str, Tensor | PlannedRows | UniqueRows]) -> dict[str, Tensor]:
         """Vectors of the rows of each table; remembers what `step` must send home (nothing under no_grad)."""
@@ -96,7 +105,7 @@ class ShardedEmbedding(TableState):
             )
         lookups = self._look_up(rows)
         if torch.is_grad_enabled():
-            self._pending.extend(lookups)
+            self._pending.lookups += lookups
         return {lookup.table: lookup.vectors() for lookup in lookups}
 
     def prepare(self, name: str, rows: Tensor) -> PlannedRows | UniqueRows:
@@ -119,10 +128,11 @@ class ShardedEmbedding(TableState):
             raise ConfigError(
                 "this is no learning rate", got=repr(lr), allowed="a number from 0 on, and finite"
             )
-        pending = self._pending.copy()
-        self._pending.clear()
-        self._update(pending, lr=lr, step=next(self._steps))
-        for lookup in pending:
+        pending = self._pending
+        lookups, pending.lookups = pending.lookups, []
+        pending.num_steps += 1
+        self._update(lookups, lr=lr, step=pending.num_steps)
+        for lookup in lookups:
             lookup.close()
 
     def find(self, name: str, asked: Tensor) -> UniqueRows:

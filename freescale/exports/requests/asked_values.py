@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from freescale.errors import DataError
 
@@ -39,6 +40,16 @@ def check_list(name: str, given: Any, of: str = "items") -> None:
     """Refuse what has no order and no number of values: one value alone, a text, values by name."""
     if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__"):
         raise DataError(f"{name} must be a list of {of}", got=_with_type(given))
+
+
+def plain_list(name: str, given: Any) -> Any:
+    """The same list; tensors as numbers: one of torch has a length even where it is a single id."""
+    if isinstance(given, Tensor):
+        given = given.tolist()
+    check_list(name, given)
+    if len(given) and isinstance(given[0], Tensor):
+        return [each.tolist() if isinstance(each, Tensor) else each for each in given]
+    return given
 
 
 def _with_type(given: Any) -> str:

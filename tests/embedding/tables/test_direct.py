@@ -60,6 +60,7 @@ def test_a_backward_after_step_is_refused_not_lost():
         late.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
 def test_a_gradient_that_could_be_differentiated_again_keeps_no_graph():
     embedding, plain = fused([item()]), fused([item()])
     for each, again in ((embedding, True), (plain, False)):
