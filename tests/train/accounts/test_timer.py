@@ -11,6 +11,7 @@ from freescale.balance import MeasuredStep
 from freescale.data.batches.sequence_batch import SequenceBatch
 from freescale.trace.spans import Recorder
 from freescale.trace.stages import record_into
+from freescale.train.accounts import cuda_clock
 from freescale.train.accounts import timer as timer_module
 from freescale.train.accounts.busy import BusyTimes, SeenStep
 from freescale.train.accounts.cuda_clock import CudaClock
@@ -100,7 +101,7 @@ def test_one_event_serves_the_recorder_and_the_cost_of_a_batch(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(CudaClock, "_current", lambda clock: None)
+    monkeypatch.setattr(cuda_clock, "current_stream", lambda device: None)
     recorder, timer = Recorder(CudaClock(torch.device("cuda", 0))), StepTimer(torch.device("cuda", 0))
     batch = SequenceBatch.from_sequences([{"item": torch.zeros(5)}])
     recorder.begin(1)
