@@ -208,6 +208,19 @@ def test_unmeasured_bubbles_leave_no_empty_chart(tmp_path: Path) -> None:
     assert "Balance" not in page.titles()
 
 
+def test_test_targets_of_another_protocol_say_so(tmp_path: Path) -> None:
+    whole, first = f"{PROTOCOL}, 6,040 users", f"{PROTOCOL}, first 100 of 6,040 users"
+    *events, end = run_events()
+    for event in events:
+        if event["event"] == "eval":
+            event["protocol"] = first
+    for name, protocol in {"same": first, "other": whole}.items():
+        test = {"event": "eval", "split": "test", "step": 80, "hr@10": 0.1, "protocol": protocol}
+        page = report_of(write_run(tmp_path / name, [*events, test, end]))
+        assert f"Evaluation: {first}" in page.text
+        assert (f"Test: {whole}" in page.text) == (name == "other")
+
+
 def test_popularity_is_dashed_and_explained(tmp_path: Path) -> None:
     page = report_of(write_run(tmp_path / "demo", run_events()))
     dashed = [attrs for tag, attrs in page.tags if tag == "path" and "dashed" in str(attrs.get("class"))]

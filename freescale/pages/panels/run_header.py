@@ -21,7 +21,7 @@ def run_header(name: str, log: MetricsLog, *, going: str = "not finished") -> st
         title=name,
         state=state,
         finished=finished,
-        lines=[_started(log), *_resumed(log), _protocol(log)],
+        lines=[_started(log), *_resumed(log), *_protocols(log)],
         command=_origin(log.start).get("command", ""),
     )
 
@@ -66,9 +66,11 @@ def _resumed(log: MetricsLog) -> list[str]:
     return [f"Resumed{times} after step {step_of(last) or 0:,}{f', {when}' if when else ''}{elsewhere}"]
 
 
-def _protocol(log: MetricsLog) -> str:
-    protocol = log.evals[-1].get("protocol") if log.evals else None
-    return f"Evaluation: {protocol}" if protocol else ""
+def _protocols(log: MetricsLog) -> list[str]:
+    """By which validation targets were judged, and test targets where it was by another one: of all users, say."""
+    valid, test = ((event or {}).get("protocol") for event in (log.evals[-1] if log.evals else None, log.test))
+    said = {"Evaluation": valid or test, "Test": test if valid and test != valid else None}
+    return [f"{name}: {protocol}" for name, protocol in said.items() if protocol]
 
 
 def _origin(event: Event) -> dict[str, str]:
