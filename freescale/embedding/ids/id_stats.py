@@ -17,10 +17,6 @@ _NEARLY_FULL = 0.9
 _MANY_COLLISIONS = 0.001
 
 
-_KEPT = "; rows of the last embedding.guard steps are never taken over"
-_OR_LET_GO = f", or let ids go by embedding.eviction{_KEPT}"
-
-
 def histogram(values: Tensor) -> dict[str, int]:
     """Numbers from 0 on, counted in ranges that double: 0, 1, 2-3, 4-7, ...; the same on every device."""
     if values.numel() == 0:
@@ -38,19 +34,21 @@ def merged(parts: list[Mapping[str, int]]) -> dict[str, int]:
     return {name: sum(part.get(name, 0) for part in parts) for name in names}
 
 
-def advice(*, occupancy: float, counts: Mapping[str, int]) -> str | None:
-    """A warning when a table runs full, or None."""
+def advice(*, occupancy: float, counts: Mapping[str, int], section: str = "embedding") -> str | None:
+    """A warning when a table runs full, or None; `section` of a recipe has its keys."""
+    kept = f"; rows of the last {section}.guard steps are never taken over"
+    or_let_go = f", or let ids go by {section}.eviction{kept}"
     share = counts["collisions"] / max(1, counts["asked"])
     if share > _MANY_COLLISIONS:
         return (
             f"{share:.2%} of the ids had to share a row ({occupancy:.0%} of the slots are taken): "
-            f"raise embedding.rows{_OR_LET_GO if not counts['evictions'] else _KEPT}; "
+            f"raise {section}.rows{or_let_go if not counts['evictions'] else kept}; "
             "`freescale plan ids` tells how many rows"
         )
     if occupancy > _NEARLY_FULL and counts["evictions"] == 0:
         return (
             f"{occupancy:.0%} of the slots are taken: soon ids will share rows; "
-            f"raise embedding.rows{_OR_LET_GO}"
+            f"raise {section}.rows{or_let_go}"
         )
     return None
 

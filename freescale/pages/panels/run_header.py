@@ -68,7 +68,9 @@ def _resumed(log: MetricsLog) -> list[str]:
 
 def _protocols(log: MetricsLog) -> list[str]:
     """By which validation targets were judged, and test targets where it was by another one: of all users, say."""
-    valid, test = ((event or {}).get("protocol") for event in (log.evals[-1] if log.evals else None, log.test))
+    valid, test = (
+        (event or {}).get("protocol") for event in (log.evals[-1] if log.evals else None, log.test)
+    )
     said = {"Evaluation": valid or test, "Test": test if valid and test != valid else None}
     return [f"{name}: {protocol}" for name, protocol in said.items() if protocol]
 

@@ -33,6 +33,7 @@ class IdReport:
     def __init__(self, id_map: IdMap, ranks: Ranks, *, table: str = "") -> None:
         self.name = f"ids_{table}" if table else "ids"
         self._prefix = f"{table}_" if table else ""
+        self._section = f"tables.{table}" if table else "embedding"
         self._map = id_map
         self._ids = id_map if learns_ids(id_map) else None
         self._ranks = ranks
@@ -97,6 +98,6 @@ class IdReport:
 
     def _warning(self, occupancy: float, counts: dict[str, int]) -> str | None:
         """Said once a run."""
-        text = None if self._warned else advice(occupancy=occupancy, counts=counts)
+        text = advice(occupancy=occupancy, counts=counts, section=self._section) if not self._warned else None
         self._warned |= text is not None
         return text

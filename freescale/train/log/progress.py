@@ -100,8 +100,8 @@ class TerminalSink:
             self._print(*eval_parts(event))
         elif kind == "grown":
             self._total = int(units.number(event.get("total_steps")) or self._total)
-        elif kind == "ids":
-            self._print(*id_parts(event))
+        elif kind == "ids" or str(kind).startswith("ids_"):
+            self._print(*id_parts(event, table=str(kind)[len("ids_") :]))
         elif kind == "experts":
             self._print(expert_line(event))
         elif kind == "checkpoint":

@@ -90,15 +90,19 @@ def pipeline_line(event: Event) -> str:
     )
 
 
-def id_parts(event: Event) -> list[str]:
-    """How full the table is and what happened to ids since the last such line; a warning if there is one."""
+def id_parts(event: Event, *, table: str = "") -> list[str]:
+    """How full the table is and what happened to ids since the last such line; a warning if there is one.
+
+    `table`: its name, where it is not that of items.
+    """
     counts = {name: units.number(event.get(name)) or 0 for name in ("asked", "hits", "inserts", "evictions")}
     shared = (units.number(event.get("collisions")) or 0) + (units.number(event.get("not_admitted")) or 0)
     full, hits = units.number(event.get("occupancy")) or 0.0, counts["hits"] / max(1, counts["asked"])
-    line = f"ids   step {step_of(event)}  {full:.1%} of {event.get('slots'):,} slots taken  {hits:.1%} hits"
+    whose = f"{table}  " if table else ""
+    line = f"ids   step {step_of(event)}  {whose}{full:.1%} of {event.get('slots'):,} slots taken  {hits:.1%} hits"
     line += f"  {counts['inserts']:,.0f} new  {counts['evictions']:,.0f} evicted  {shared:,.0f} shared a row"
     warning = event.get("warning")
-    return [line, f"warning: {warning}"] if warning else [line]
+    return [line, f"warning: {table + ': ' if table else ''}{warning}"] if warning else [line]
 
 
 def expert_line(event: Event) -> str:

@@ -58,6 +58,9 @@ def test_advice_comes_when_a_table_runs_full() -> None:
     assert "95% of the slots" in str(advice(occupancy=0.95, counts=counts))
     assert advice(occupancy=0.95, counts={**counts, "evictions": 5}) is None
     assert "0.50% of the ids" in str(advice(occupancy=0.95, counts={**counts, "collisions": 5}))
+    of_shops = str(advice(occupancy=0.95, counts={**counts, "collisions": 5}, section="tables.shop"))
+    assert "raise tables.shop.rows, or let ids go by tables.shop.eviction" in of_shops
+    assert "embedding." not in of_shops
 
 
 def test_histograms_add_up() -> None:

@@ -242,6 +242,18 @@ def test_the_line_of_an_id_map_says_how_full_it_is_and_warns() -> None:
     assert second.endswith("   warning: it runs full")
 
 
+def test_id_maps_of_other_tables_have_lines_and_warnings_with_their_names() -> None:
+    stream = io.StringIO()
+    counts = {"asked": 1000, "hits": 900, "inserts": 90, "evictions": 4, "collisions": 7, "not_admitted": 3}
+    with Progress([TerminalSink(total_steps=600, log_every=1, stream=stream)]) as progress:
+        progress.picture(
+            200, "ids_user", {"slots": 500, "occupancy": 0.95, **counts, "warning": "it runs full"}
+        )
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("ids   step 200  user  95.0% of 500 slots taken  90.0% hits")
+    assert line.endswith("   warning: user: it runs full")
+
+
 def test_nan_loss_is_shown_and_colour_forced_on_a_file_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     stream = io.StringIO()
