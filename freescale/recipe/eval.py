@@ -44,7 +44,7 @@ class EvalSection:
     sampled: int = key(100, "protocol=sampled: random items the target is ranked among", at_least=1)
     batch: int | None = key(
         None,
-        "histories evaluated at once on a rank; null: 256, and on a GPU up to 1,024 where they are short",
+        "histories evaluated at once on a rank; null: 256, on a GPU up to 1,024 of short ones against few items",
         at_least=1,
         free=True,
     )

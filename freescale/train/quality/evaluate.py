@@ -55,7 +55,7 @@ GiveUp = Callable[[], bool]
 
 _ASK_EVERY = 16
 
-_USERS, _MOST_USERS, _ENOUGH_TOKENS = 256, 1024, 1 << 17
+_USERS, _MOST_USERS, _ENOUGH_TOKENS, _ENOUGH_SCORES = 256, 1024, 1 << 17, 1 << 24
 """Handled at once by a rank; and by all GPUs, as fewer short histories take a host longer than a GPU."""
 
 
@@ -119,10 +119,10 @@ class Evaluator:
         if ranking is not None and self.ranks.is_first:
             ranking.quality.update(torch.full((missed,), NEVER))
         make = partial(self._made, examples, vectors, ranks_targets=ranking is not None)
-        at_once = self.batch or _USERS
-        if self.batch is None and self.ranks.device.type == "cuda" and not isinstance(own, RequestMetrics):
-            at_once = users_at_once(examples.lengths()[users], num_ranks=self.ranks.num_ranks)
-        parts = self._parts(users, at_once)
+        wide = self.ranks.device.type == "cuda" and not isinstance(own, RequestMetrics)
+        parts = self._parts(
+            users, self._at_once(examples, users, ranks_targets=ranking is not None, wide=wide)
+        )
         for n, one in enumerate(self._batches.of(examples, parts, make)):
             if n % _ASK_EVERY == 0 and give_up():
                 raise GivenUpError
@@ -163,6 +163,13 @@ class Evaluator:
         for row in sums if sums.ndim > 1 else [sums]:
             self.ranks.sum_on_cpu(row)
         return metrics.values()
+
+    def _at_once(self, examples: Examples, users: IntArray, *, ranks_targets: bool, wide: bool) -> int:
+        """Users of a batch; `wide`: more of them where they are short and it was left open."""
+        if self.batch is not None or not wide:
+            return self.batch or _USERS
+        scored = min(self.item_chunk, len(examples.source.items.ids)) if ranks_targets else 1
+        return users_at_once(examples.lengths()[users], scored=scored, num_ranks=self.ranks.num_ranks)
 
     def _parts(self, users: IntArray, at_once: int) -> list[IntArray]:
         """This rank's users; every rank gets the same number of batches, so that collectives match."""
@@ -311,11 +318,14 @@ def _joined(ranking: Mapping[str, float | None], own: Mapping[str, float | None]
     return {**ranking, **own}
 
 
-def users_at_once(lengths: IntArray, *, num_ranks: int) -> int:
-    """How many users with histories like these keep each of so many GPUs busy."""
+def users_at_once(lengths: IntArray, *, scored: int, num_ranks: int) -> int:
+    """How many users with histories like these keep each of so many GPUs busy, each held against `scored` items."""
     mean = float(lengths.mean()) if len(lengths) else 0.0
     # Where items are spread over the ranks, each holds everybody's users against its own.
-    return max(_USERS, min(_MOST_USERS // num_ranks, int(_ENOUGH_TOKENS / max(1.0, mean))))
+    most = min(
+        _MOST_USERS // num_ranks, int(_ENOUGH_TOKENS / max(1.0, mean)), _ENOUGH_SCORES // max(1, scored)
+    )
+    return max(_USERS, most)
 
 
 def asked_users(examples: Examples, max_users: int | None = None) -> tuple[IntArray, int]:

@@ -162,13 +162,26 @@ def test_batches_and_chunks_change_nothing_and_max_users_takes_the_first():
     assert_quality(first.run(examples, max_users=3), places[:3])
 
 
+def test_a_number_of_users_that_was_asked_for_is_kept_to():
+    source = make_source()
+    examples = Examples(source=source, split="valid", max_length=6)
+    users = np.arange(len(source.lengths))
+    for batch, wide, wanted in ((None, False, 256), (None, True, 1024), (5, False, 5), (5, True, 5)):
+        evaluator = make_evaluator(source, batch=batch)
+        assert evaluator._at_once(examples, users, ranks_targets=True, wide=wide) == wanted
+
+
 def test_a_gpu_is_asked_about_more_users_where_they_are_short():
     short, long = np.full(5000, 137), np.full(5000, 900)
-    assert users_at_once(short, num_ranks=1) == (1 << 17) // 137
-    assert users_at_once(long, num_ranks=1) == 256
-    assert users_at_once(np.full(9, 1), num_ranks=1) == 1024
-    assert users_at_once(short, num_ranks=8) == 256
-    assert users_at_once(short[:0], num_ranks=1) == 1024
+    assert users_at_once(short, scored=3_416, num_ranks=1) == (1 << 17) // 137
+    assert users_at_once(long, scored=3_416, num_ranks=1) == 256
+    assert users_at_once(np.full(9, 1), scored=3_416, num_ranks=1) == 1024
+    assert users_at_once(short, scored=3_416, num_ranks=8) == 256
+    assert users_at_once(short[:0], scored=1, num_ranks=1) == 1024
+    assert users_at_once(short, scored=32_768, num_ranks=1) == 512, (
+        "as many scores as of 256 users and 65,536 items"
+    )
+    assert users_at_once(short, scored=65_536, num_ranks=1) == 256
 
 
 def test_the_model_is_left_in_the_mode_it_was_in():
