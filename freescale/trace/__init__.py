@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from freescale.trace.ideal import IdealClocks, Paths, ideal_times
     from freescale.trace.metrics_log import (
         BASELINES,
+        IDS_OF,
         POPULARITY,
         REPEAT,
         Event,

@@ -28,7 +28,7 @@ NOT_A_METRIC = frozenset(
 """Fields that say when or over what something was measured; they are not curves of their own."""
 
 
-_IDS_OF = "ids_"
+IDS_OF = "ids_"
 """How events of the id maps of tables besides that of items begin."""
 
 
@@ -135,9 +135,9 @@ def read_metrics(path: Path, *, growing: bool = False) -> MetricsLog:
         evals=evals,
         ids=_latest_per_step(kinds.get("ids", [])),
         ids_of={
-            kind.removeprefix(_IDS_OF): _latest_per_step(found)
+            kind.removeprefix(IDS_OF): _latest_per_step(found)
             for kind, found in kinds.items()
-            if kind.startswith(_IDS_OF)
+            if kind.startswith(IDS_OF)
         },
         experts=_latest_per_step(kinds.get("experts", [])),
         test=tests[-1] if tests else None,

@@ -24,31 +24,34 @@ _BLOCK_TOKENS = 64
 _ROOMY = 200 << 10
 
 
-class _Tiles(NamedTuple):
+class _Tile(NamedTuple):
     """How many negatives, columns and tokens a program has at once, and what it is compiled for."""
 
     negatives: int = 128
     columns: int = 64
     tokens: int = _BLOCK_TOKENS
-    num_warps: int = 8
-    num_stages: int = 3
+    warps: int = 8
+    stages: int = 3
 
 
-class _Shapes(NamedTuple):
-    """Of the three kernels: losses, gradients of states, gradients of negatives."""
+class _Tiles(NamedTuple):
+    """Of the three kernels: losses, gradients of states, of negatives.
 
-    loss: _Tiles
-    states: _Tiles
-    negatives: _Tiles
+    The first two go by tiles of the layout, and have its number of tokens.
+    """
+
+    loss: _Tile
+    states: _Tile
+    negatives: _Tile
 
 
-_HALF = _Shapes(_Tiles(), _Tiles(num_stages=1), _Tiles(columns=256, tokens=32))
+_HALF = _Tiles(_Tile(), _Tile(stages=1), _Tile(columns=256, tokens=32))
 """Best of 12, 12 and 36 on an H200 with 102k tokens of width 512 and 128 negatives."""
 
-_FULL = _Shapes(
-    _Tiles(columns=32, num_warps=4),
-    _Tiles(negatives=64, num_warps=4),
-    _Tiles(columns=64, tokens=16, num_warps=4),
+_FULL = _Tiles(
+    _Tile(columns=32, warps=4),
+    _Tile(negatives=64, warps=4),
+    _Tile(columns=64, tokens=16, warps=4),
 )
 """Products in three parts: best of 8, 18 and 24 with 14k tokens of width 128 and 512 negatives."""
 
@@ -189,28 +192,28 @@ def _shapes(states: Tensor, num_negatives: int, normalize: bool) -> list[dict[st
         {
             "NEGATIVES": num_negatives,
             "WIDTH": width,
-            "BLOCK_T": tiles.tokens,
-            "BLOCK_N": min(tiles.negatives, max(16, 1 << (num_negatives - 1).bit_length())),
-            "BLOCK_D": min(tiles.columns, max(16, 1 << (width - 1).bit_length())),
+            "BLOCK_T": tile.tokens,
+            "BLOCK_N": min(tile.negatives, max(16, 1 << (num_negatives - 1).bit_length())),
+            "BLOCK_D": min(tile.columns, max(16, 1 << (width - 1).bit_length())),
             "UNIT": normalize,
             "DOT": dot,
             "PRECISION": precision,
-            "num_warps": tiles.num_warps,
-            "num_stages": tiles.num_stages,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
         }
-        for tiles in _tiles_of(dot, precision, states.device)
+        for tile in _tiles_of(dot, precision, states.device)
     ]
 
 
-def _tiles_of(dot: torch.dtype, precision: str, device: torch.device) -> _Shapes:
+def _tiles_of(dot: torch.dtype, precision: str, device: torch.device) -> _Tiles:
     if _is_roomy(device):
         if dot.itemsize == 2:
             return _HALF
         if precision == "tf32x3":
             return _FULL
     # What wants least. In float64, and in three parts, 64 columns run out of registers.
-    usual = _Tiles(columns=64 if precision == "tf32" or dot.itemsize == 2 else 32)
-    return _Shapes(usual, usual, usual)
+    usual = _Tile(columns=64 if precision == "tf32" or dot.itemsize == 2 else 32)
+    return _Tiles(usual, usual, usual)
 
 
 @cache

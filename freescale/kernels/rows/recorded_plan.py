@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from freescale.kernels.rows.plan import RowPlan
-from freescale.kernels.runtime import finish_graph, kernels_of
+from freescale.kernels.runtime import finish_graph, kernels_of, stream_address
 
 MOST_KEYS = 1 << 18
 """More keys keep the GPU busy for longer than the host takes for their launches."""
@@ -94,7 +94,7 @@ def use_plan(keys: Tensor, use: Callable[[RowPlan], None]) -> None:
     """Let `use` queue work with the plan of these keys; the plan means nothing afterwards."""
     if _can_replay(keys):
         capacity = capacity_of(len(keys))
-        name = (keys.device.index, _current_stream(keys.device), keys.dtype, capacity)
+        name = (keys.device.index, stream_address(keys.device), keys.dtype, capacity)
         # Other threads may use this stream, too: nobody may come in between the plan and its use.
         with _recordings.lock:
             found = _find(name, keys)
@@ -157,12 +157,6 @@ def _recorded(name: tuple[object, ...], keys: Tensor) -> RecordedPlan | None:
             stacklevel=2,
         )
         return None
-
-
-def _current_stream(device: torch.device) -> int:
-    """Its address; torch would make an object."""
-    address: int = torch._C._cuda_getCurrentRawStream(device.index)
-    return address
 
 
 @cache

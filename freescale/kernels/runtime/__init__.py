@@ -6,7 +6,7 @@ from freescale.doors import open_door
 
 if TYPE_CHECKING:
     from freescale.kernels.runtime.copy_blocks import copy_with_blocks
-    from freescale.kernels.runtime.cuda_streams import current_stream
+    from freescale.kernels.runtime.cuda_streams import current_stream, stream_address
     from freescale.kernels.runtime.frame_loops import join_blocks, pack_frames, read_frames, size_frames
     from freescale.kernels.runtime.gemm import add_product_to, gemm_warmup, product, weight_gradient
     from freescale.kernels.runtime.graph_fills import finish_graph

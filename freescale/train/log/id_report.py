@@ -12,6 +12,7 @@ from freescale.balance import StepPlan
 from freescale.comm.world import Ranks, gather
 from freescale.embedding import COUNTS, MOST_TOLD, IdMap, advice, gather_ids, learns_ids, merged
 from freescale.pipeline import TABLE, ReadyBatch
+from freescale.trace import IDS_OF
 
 
 def id_reports(id_maps: Mapping[str, IdMap], ranks: Ranks) -> list[IdReport]:
@@ -31,7 +32,7 @@ class IdReport:
     acts = False
 
     def __init__(self, id_map: IdMap, ranks: Ranks, *, table: str = "") -> None:
-        self.name = f"ids_{table}" if table else "ids"
+        self.name = IDS_OF + table if table else "ids"
         self._prefix = f"{table}_" if table else ""
         self._section = f"tables.{table}" if table else "embedding"
         self._map = id_map

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from freescale import units
-from freescale.trace import CAUSES, Event, step_of
+from freescale.trace import CAUSES, IDS_OF, Event, step_of
 from freescale.train.log.events import Facts
 from freescale.train.log.terminal_lines import (
     Field,
@@ -100,8 +100,10 @@ class TerminalSink:
             self._print(*eval_parts(event))
         elif kind == "grown":
             self._total = int(units.number(event.get("total_steps")) or self._total)
-        elif kind == "ids" or str(kind).startswith("ids_"):
-            self._print(*id_parts(event, table=str(kind)[len("ids_") :]))
+        elif kind == "ids":
+            self._print(*id_parts(event))
+        elif str(kind).startswith(IDS_OF):
+            self._print(*id_parts(event, table=str(kind).removeprefix(IDS_OF)))
         elif kind == "experts":
             self._print(expert_line(event))
         elif kind == "checkpoint":

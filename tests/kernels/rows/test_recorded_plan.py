@@ -44,7 +44,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> recorded_plan._Recordings:
     monkeypatch.setattr(
         recorded_plan, "_can_replay", lambda keys: not fresh.failed and len(keys) <= MOST_KEYS
     )
-    monkeypatch.setattr(recorded_plan, "_current_stream", lambda device: 7)
+    monkeypatch.setattr(recorded_plan, "stream_address", lambda device: 7)
     monkeypatch.setattr(recorded_plan, "_pool", lambda *name: name)
     monkeypatch.setattr(recorded_plan, "kernels_of", lambda module: Kernels)
     monkeypatch.setattr(MadeUp, "refuse", False)
