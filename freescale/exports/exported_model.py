@@ -191,7 +191,9 @@ class ExportedModel:
             cache: what is kept already.
             features: of these events and of the user, as those of `score`; nothing is kept of a request.
         """
-        asked = scores.Asked(history, (), times=times, cache=cache, features=features or {})
+        asked = scores.Asked(
+            plain_list("history", history), (), times=times, cache=cache, features=features or {}
+        )
         return scores.remember(self.model, self.vectors, self._reader, asked)
 
     @property
@@ -279,6 +281,7 @@ class ExportedModel:
 
     def unknown(self, history: Sequence[ItemId]) -> list[ItemId]:
         """Items of a history that the model does not know, and that `recommend` leaves out; each once."""
+        history = plain_list("history", history)
         known, _ = self._reader.index_of(history)
         return list(dict.fromkeys(item for item, there in zip(history, known) if not there))
 
@@ -304,7 +307,7 @@ class ExportedModel:
             cache: what is compressed already.
             features: as those of `recommend`.
         """
-        compressor = self._compressor()
+        compressor, history = self._compressor(), plain_list("history", history)
         known, index = self._reader.index_of(history)
         if len(index) == 0:
             return cache

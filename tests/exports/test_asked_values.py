@@ -87,6 +87,7 @@ def test_whatever_holds_numbers_in_order_is_a_list(
     assert served.recommend(users, times=[[1, 2], [1, 2]], k=2) == [wanted, wanted]
     less = served.recommend([3, 14], times=[1, 2], k=2, exclude=listed([wanted[0][0]]))
     assert less[0] == wanted[1]
+    assert served.unknown(listed([3, 99, 14, 99])) == [99]
 
 
 @pytest.mark.parametrize("listed", [torch.tensor, np.array], ids=["torch.tensor", "array"])

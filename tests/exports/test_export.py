@@ -444,6 +444,7 @@ def test_only_the_latest_events_the_model_has_learnt_are_compressed(tmp_path):
     long = served.compress(LONG * 3)
     assert long.num_events == 12 - 3
     assert torch.equal(long.keys, served.compress((LONG * 3)[-9:]).keys)
+    assert torch.equal(long.keys, served.compress(torch.tensor(LONG * 3)).keys)
     assert served.compress([777, 778]) is None
     with pytest.raises(DataError, match="longer than the model has learnt"):
         served.compress(LONG[:4], cache=long)

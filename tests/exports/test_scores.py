@@ -50,12 +50,13 @@ def test_scores_are_the_same_alone_together_in_chunks_and_from_a_cache(model):
     alone = [numbers(model.score(HISTORY, [item], **asked))[0] for item in SHOWN]
     cache = model.remember(HISTORY[:3], times=TIMES[:3])
     assert len(cache) == 2
-    cache = model.remember(HISTORY[2:], times=TIMES[2:], cache=cache)
+    cache = model.remember(torch.tensor(HISTORY[2:]), times=TIMES[2:], cache=cache)
     assert len(cache) == 4
     latest = {"times": TIMES[4:], "request_time": 9500, "cache": cache}
     found = [alone, numbers(model.score(HISTORY[4:], SHOWN, **latest))]
     found += [numbers(model.score(HISTORY, SHOWN, **asked, chunk=chunk)) for chunk in (1, 3, 10)]
     found += [numbers(model.score(HISTORY[4:], SHOWN, **latest, chunk=3))]
+    found += [numbers(model.score(torch.tensor(HISTORY), torch.tensor(SHOWN), **asked))]
     for got in found:
         torch.testing.assert_close(torch.tensor(got), torch.tensor(wanted), rtol=0, atol=1e-11)
 
